@@ -1,0 +1,83 @@
+"""The command line of the benchmarks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from benchmarks import _measure, basic_term, parquet, recording
+
+
+class _Listed(click.ParamType):
+    """Words between commas, each turned into ``kind``."""
+
+    name = "list"
+
+    def __init__(self, kind: Callable[[str], Any]):
+        self.kind = kind
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return [self.kind(word.strip()) for word in value.split(",") if word.strip()]
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _size(word: str) -> int:
+    rows = int(word.replace("_", ""))
+    if rows < 1:
+        message = f"a number of rows is at least 1, not {word}"
+        raise ValueError(message)
+    return rows
+
+
+def _peer(word: str) -> str:
+    if word not in basic_term.PEERS:
+        message = f"{word!r} is not a peer; there are {', '.join(basic_term.PEERS)}"
+        raise ValueError(message)
+    return word
+
+
+_json = click.option("--json", "json_file", type=click.Path(dir_okay=False), help="Write here too.")
+_repeat = click.option("--repeat", type=click.IntRange(min=1), default=3, show_default=True)
+
+
+@click.group()
+def main() -> None:
+    """Benchmarks of hl_dask; run them from the root of the repository."""
+
+
+@main.command("basic_term")
+@click.option("--rows", type=_Listed(_size), default="1000000", show_default=True)
+@click.option("--peers", type=_Listed(_peer), default="heavylight,batches", show_default=True)
+@_repeat
+@_json
+def basic_term_command(
+    rows: Sequence[int], peers: Sequence[str], repeat: int, json_file: str | None
+) -> None:
+    """Run BasicTerm_ME on random policies in memory, against heavylight."""
+    _measure.report(basic_term.run(rows, peers, repeat), json_file)
+
+
+@main.command("recording")
+@_repeat
+@_json
+def recording_command(repeat: int, json_file: str | None) -> None:
+    """Time trace and plan: BasicTerm_ME, and 1,200 months of 100 generated formulas."""
+    _measure.report(recording.run(repeat), json_file)
+
+
+@main.command("parquet")
+@click.option("--rows", type=_Listed(_size), default="1000000,10000000", show_default=True)
+@click.option("--memory", default="1GB", show_default=True, help="Total resident size allowed.")
+@_repeat
+@_json
+def parquet_command(rows: Sequence[int], memory: str, repeat: int, json_file: str | None) -> None:
+    """Run 277 months of the demo's model from Parquet within a budget of memory."""
+    _measure.report(parquet.run(rows, memory, repeat), json_file)
+
+
+if __name__ == "__main__":
+    main(prog_name="python -m benchmarks")

@@ -1,0 +1,139 @@
+"""The expression graph: what a traced run did to the columns, as plain data.
+
+A graph is a growing list of nodes. A node is an operation applied to earlier nodes, so ids are a
+topological order. Nodes are *hash-consed*: asking for an operation that is already there returns
+the id it has. That gives two things at once: equal sub-expressions are evaluated once, and a second
+trace of the same model, on other rows, must find every one of its nodes already present. A node that
+is not there is a proof that a formula depends on the rows in a way that the graph does not show.
+
+Nothing here evaluates anything; there is no NumPy, no pandas and no Dask below this line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+SHARED, POINT, PORTFOLIO = "shared", "per-point", "portfolio"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of the node number ``index`` of a node's arguments within its static template."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """A mutable container (list, dict, slice) in a hashable form, kept in a node's template."""
+
+    kind: str
+    items: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """What a node does, apart from its arguments.
+
+    Attributes
+    ----------
+    name : str
+        The family of the operation: ``ufunc``, ``call``, ``view``, ``reduce``, ``lookup`` ...
+    static : hashable
+        All that is not a node: the function's name, axes, dtypes, an index with :class:`Slot` holes.
+    """
+
+    name: str
+    static: Hashable = None
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What is known of a node's value without evaluating it.
+
+    Attributes
+    ----------
+    dtype : str
+        NumPy's type string.
+    shape : tuple of int
+        The shape without the point axis.
+    axis : int
+        Position of the point axis within the full shape; -1 when the value has none.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    axis: int
+
+
+@dataclass(slots=True)
+class Graph:
+    """Hash-consed nodes in topological order.
+
+    The columns of the node table are parallel lists, because a long model has half a million nodes
+    and an object for each would cost more than all the sample values together.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    args: list[tuple[int, ...]] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    phases: list[int] = field(default_factory=list)
+    metas: list[Meta] = field(default_factory=list)
+    owners: list[int] = field(default_factory=list)
+    values: dict[int, Any] = field(default_factory=dict)
+    index: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    _interned: dict[Any, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def find(self, op: Op, args: tuple[int, ...]) -> int | None:
+        """Id of the node, or None when the graph does not hold it."""
+        return self.index.get((op, args))
+
+    def add(self, op: Op, args: tuple[int, ...], kind: str, meta: Meta, owner: int) -> int:
+        """Append a node that is not there yet and return its id.
+
+        The phase is the number of reductions on the deepest path from a leaf to the node.
+        """
+        op = self._interned.setdefault(op, op)
+        meta = self._interned.setdefault(meta, meta)
+        phase = max((self.phases[a] for a in args), default=0)
+        if op.name in REDUCTIONS:
+            phase += 1
+        node = len(self.ops)
+        self.ops.append(op)
+        self.args.append(args)
+        self.kinds.append(kind)
+        self.phases.append(phase)
+        self.metas.append(meta)
+        self.owners.append(owner)
+        self.index[op, args] = node
+        return node
+
+    def ancestors(self, roots: Iterable[int]) -> list[int]:
+        """All nodes that the roots need, themselves included, in topological order."""
+        needed = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if node not in needed:
+                needed.add(node)
+                stack.extend(self.args[node])
+        return sorted(needed)
+
+
+REDUCTIONS = frozenset({"reduce", "aggregate"})
+"""Operations that make a portfolio value out of per-point values."""
+
+
+def kind_of(op: Op, kinds: Iterable[str]) -> str:
+    """Kind of a node from its operation and the kinds of its arguments."""
+    if op.name in REDUCTIONS:
+        return PORTFOLIO
+    found = set(kinds)
+    if POINT in found:
+        return POINT
+    return PORTFOLIO if PORTFOLIO in found else SHARED

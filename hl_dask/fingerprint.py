@@ -1,0 +1,205 @@
+"""Digests of what a recording rests on: the source of formulas, and the assumptions.
+
+A recording may be used again only when nothing has changed that its graph has taken in. What cannot be
+digested with certainty (an object with hidden state, a module of the user's) makes the digest None, and
+the model is recorded again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+import types
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from hl_dask.formula import BoundFormula, Formula
+
+SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, np.dtype)
+
+
+class Undigestible(Exception):
+    """Something whose content cannot be told."""
+
+
+def source_digest(formula: Formula) -> str:
+    """Digest of the source of a formula, or of its code where the source is not to be had."""
+    try:
+        text = inspect.getsource(formula.function)
+    except (OSError, TypeError):
+        code = getattr(formula.function, "__code__", None)
+        text = repr(_code_parts(code)) if code is not None else repr(formula.function)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _code_parts(code: types.CodeType) -> tuple[Any, ...]:
+    consts = tuple(_code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts)
+    return code.co_code, consts, code.co_names, code.co_freevars
+
+
+def state_digest(instance: Any, formulas: Iterable[Formula], skip: set[str]) -> str | None:
+    """Digest of the assumptions, formulas and globals that a recording of a model reads.
+
+    Parameters
+    ----------
+    skip : set of str
+        Attributes that are data, not assumptions.
+
+    Returns
+    -------
+    str or None
+        None when something cannot be digested.
+    """
+    sha = hashlib.sha256()
+    walker = _Walker(sha)
+    try:
+        for name, value in sorted(instance.__dict__.items()):
+            if name in skip or isinstance(value, BoundFormula):
+                continue
+            walker.add((name, "="))
+            walker.add(value)
+        for cls in type(instance).__mro__:
+            if cls.__module__.split(".")[0] in ("hl_dask", "builtins"):
+                continue
+            for name, value in sorted(vars(cls).items()):
+                if name.startswith("__") and name != "__init__":
+                    continue
+                walker.add((cls.__qualname__, name))
+                walker.add(value)
+    except (Undigestible, RecursionError):
+        return None
+    return sha.hexdigest()
+
+
+class _Walker:
+    """Feeds objects into a digest, each object once."""
+
+    def __init__(self, sha: Any) -> None:
+        self.sha = sha
+        self.seen: dict[int, Any] = {}
+
+    def add(self, value: Any) -> None:
+        """Digest one object."""
+        if isinstance(value, SIMPLE) or isinstance(value, np.generic):
+            self.sha.update(f"{type(value).__name__}:{value!r};".encode())
+            return
+        if id(value) in self.seen:
+            self.sha.update(b"again;")
+            return
+        self.seen[id(value)] = value
+        self.sha.update(f"{type(value).__module__}.{type(value).__qualname__}(".encode())
+        self._content(value)
+        self.sha.update(b")")
+
+    def _content(self, value: Any) -> None:
+        if isinstance(value, np.ndarray):
+            self._array(value)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                self.add(item)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self.add(key)
+                self.add(item)
+        elif isinstance(value, (set, frozenset)):
+            for item in sorted(value, key=repr):
+                self.add(item)
+        elif isinstance(value, Formula):
+            self.add((value.name, repr(value.agg), value.per_point))
+            self._function(value.function)
+            self.add(value.agg)
+        elif isinstance(value, types.FunctionType):
+            self._function(value)
+        elif isinstance(value, types.MethodType):
+            self._function(value.__func__)
+            self.add(value.__self__)
+        elif isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType, np.ufunc)):
+            self._named(value)
+        elif hasattr(type(value), "digest"):
+            self.sha.update(value.digest().encode())
+        elif type(value).__module__.split(".")[0] == "pandas":
+            self._pandas(value)
+        else:
+            self._object(value)
+
+    def _array(self, value: Any) -> None:
+        self.sha.update(f"{value.dtype.str}{value.shape}".encode())
+        if value.dtype.hasobject:
+            for item in value.ravel().tolist():
+                self.add(item)
+        else:
+            self.sha.update(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
+
+    def _function(self, function: types.FunctionType) -> None:
+        code = getattr(function, "__code__", None)
+        if code is None:
+            self._named(function)
+            return
+        self.sha.update(repr(_code_parts(code)).encode())
+        for part in (function.__defaults__, function.__kwdefaults__):
+            self.add(part)
+        for cell in function.__closure__ or ():
+            try:
+                self.add(cell.cell_contents)
+            except ValueError:
+                self.sha.update(b"empty cell;")
+        for name in sorted(_names(code)):
+            if name in function.__globals__:
+                self.sha.update(name.encode())
+                self.add(function.__globals__[name])
+
+    def _named(self, value: Any) -> None:
+        """Things of installed packages are known by their names; the user's own modules are not."""
+        name = getattr(value, "__name__", None) or getattr(value, "__qualname__", repr(value))
+        module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
+        self.sha.update(f"{module}:{name}".encode())
+        if not _installed(str(module)):
+            if isinstance(value, type) and issubclass(value, Enum):
+                self.add({k: v.value for k, v in value.__members__.items()})
+            elif isinstance(value, type):
+                for key, item in sorted(vars(value).items()):
+                    if not key.startswith("__"):
+                        self.add((key, item))
+            else:
+                raise Undigestible(name)
+
+    def _pandas(self, value: Any) -> None:
+        if hasattr(value, "columns"):
+            for column in value.columns:
+                self.add(str(column))
+                self.add(np.asarray(value[column]))
+            self.add(np.asarray(value.index))
+        elif hasattr(value, "to_numpy"):
+            self.add(value.to_numpy())
+            if hasattr(value, "index"):
+                self.add(np.asarray(value.index))
+        else:
+            self.sha.update(repr(value).encode())
+
+    def _object(self, value: Any) -> None:
+        state = getattr(value, "__dict__", None)
+        if state is None or hasattr(type(value), "__slots__") or _installed(type(value).__module__):
+            raise Undigestible(type(value).__qualname__)
+        self._named(type(value))
+        self.add(dict(state))
+
+
+def _names(code: types.CodeType) -> set[str]:
+    names = set(code.co_names)
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            names |= _names(const)
+    return names
+
+
+def _installed(module: str) -> bool:
+    """Whether a module comes with Python or from an installed package, and is not the user's."""
+    top = module.split(".")[0]
+    if top in sys.stdlib_module_names and top != "__main__":
+        return True
+    file = getattr(sys.modules.get(top), "__file__", None) or ""
+    return "site-packages" in file or "dist-packages" in file or top == "hl_dask"

@@ -1,0 +1,388 @@
+"""The action list: what is evaluated, in which order, and when each value is released.
+
+An :class:`ActionPlan` is a description, plain data that can be printed, compared and saved. A run takes
+from it what is asked for (outputs, projection length, block size) and reads the assumptions and formulas
+as they are then, so that an old plan costs time and never a wrong result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hl_dask.blocks import BLOCK_ROWS, Blocks
+from hl_dask.errors import PlanError
+
+VERSION = 1
+COMPUTE, STORE, RELEASE = "compute", "store", "release"
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One step of the list.
+
+    Attributes
+    ----------
+    kind : str
+        ``compute`` a formula call, ``store`` its aggregate, ``release`` its value.
+    call : str
+        The formula call, as it would be written.
+    """
+
+    kind: str
+    call: str
+
+    def __str__(self) -> str:
+        return f"{self.kind:<8}{self.call}"
+
+
+@dataclass(frozen=True, slots=True)
+class CallInfo:
+    """What is known of a formula call.
+
+    Attributes
+    ----------
+    call : str
+        The call, as it would be written.
+    formula : str
+        The formula's name.
+    kind : str
+        ``shared``, ``per-point`` or ``portfolio``.
+    phase : int
+        Reductions on the deepest path to the value.
+    reads : tuple of str
+        Calls that it reads.
+    row_bytes : int
+        Bytes of the value for each policy.
+    reported : bool
+        Whether its aggregate is an output.
+    """
+
+    call: str
+    formula: str
+    kind: str
+    phase: int
+    reads: tuple[str, ...]
+    row_bytes: int
+    reported: bool
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Projected peak memory of a run.
+
+    Attributes
+    ----------
+    base_bytes : int
+        Interpreter, libraries and data that are resident before the run.
+    read_bytes : int
+        Columns of the chunks that are read at once.
+    work_bytes : int
+        Registers and temporaries of all threads.
+    result_bytes : int
+        Partials of chunks and the results.
+    """
+
+    base_bytes: int
+    read_bytes: int
+    work_bytes: int
+    result_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """The projected peak."""
+        return self.base_bytes + self.read_bytes + self.work_bytes + self.result_bytes
+
+
+@dataclass(frozen=True)
+class ActionPlan:
+    """A recorded action list with what it costs.
+
+    Attributes
+    ----------
+    model : str
+        Name of the model class.
+    proj_len : int
+        The last time step.
+    outputs : tuple of str or None
+        Formulas asked for; None for all that are reported.
+    block_rows : int
+        Rows of a block, the unit of summation: a constant of the plan.
+    calls : tuple of CallInfo
+        Formula calls in the order in which their evaluations finish.
+    columns : tuple of str
+        Columns that the run reads.
+    opaque : dict of str to str
+        Formulas evaluated as Python on each block, with the reason.
+    whole : dict of str to str
+        Formulas that force a replay in one piece, with the reason; empty if the plan can be cut.
+    fingerprint : dict of str to str
+        Digest of the source of each formula.
+    nodes : int
+        Elementary array operations of the graph; ``row_nodes`` of them are done on every block.
+    peak_live : tuple of str
+        Formula calls whose values (or parts of them) are alive at the point of the highest memory.
+    live_row_bytes, register_row_bytes, column_row_bytes : int
+        Bytes for each row of a block: of all values alive at once, of the registers that hold them, and
+        of the columns read.
+    guards : tuple of str
+        Formulas that turn a portfolio value into a Python value.
+    """
+
+    model: str
+    proj_len: int
+    outputs: tuple[str, ...] | None
+    block_rows: int
+    calls: tuple[CallInfo, ...]
+    columns: tuple[str, ...]
+    opaque: dict[str, str]
+    whole: dict[str, str]
+    fingerprint: dict[str, str]
+    nodes: int
+    row_nodes: int
+    peak_live: tuple[str, ...]
+    live_row_bytes: int
+    register_row_bytes: int
+    column_row_bytes: int
+    output_count: int
+    guards: tuple[str, ...]
+    sample_rows: tuple[int, int]
+    record_s: float
+    rows: int
+    uses_row_count: bool = False
+    _actions: list[Action] = field(default_factory=list, repr=False, compare=False)
+
+    # ---- the list ----------------------------------------------------------------------------
+
+    @property
+    def actions(self) -> list[Action]:
+        """Compute, store and release actions over formula calls, in order.
+
+        A value is released right after the last call, in order of completion, that reads it.
+        """
+        if not self._actions:
+            self._actions.extend(self._build())
+        return self._actions
+
+    def _build(self) -> Iterator[Action]:
+        last: dict[str, int] = {}
+        for position, info in enumerate(self.calls):
+            last[info.call] = position
+            for read in info.reads:
+                last[read] = position
+        dying: dict[int, list[str]] = {}
+        for call, position in last.items():
+            dying.setdefault(position, []).append(call)
+        for position, info in enumerate(self.calls):
+            yield Action(COMPUTE, info.call)
+            if info.reported:
+                yield Action(STORE, info.call)
+            for call in dying.get(position, ()):
+                yield Action(RELEASE, call)
+
+    @property
+    def peak_calls(self) -> int:
+        """Most formula values alive at once."""
+        alive = peak = 0
+        for action in self.actions:
+            alive += {COMPUTE: 1, RELEASE: -1}.get(action.kind, 0)
+            peak = max(peak, alive)
+        return peak
+
+    @property
+    def unoptimised_row_bytes(self) -> int:
+        """Bytes for each policy when every formula value is kept, as a plain run does."""
+        return sum(info.row_bytes for info in self.calls)
+
+    # ---- looking at it -----------------------------------------------------------------------
+
+    def to_frame(self) -> Any:
+        """The formula calls as a pandas DataFrame, in order of completion.
+
+        Columns: call, formula, kind, phase, reads, row_bytes, reported, released (position of the last
+        use).
+        """
+        import pandas as pd  # noqa: PLC0415 - plans are made and saved without pandas
+
+        last: dict[str, int] = {}
+        for position, info in enumerate(self.calls):
+            last[info.call] = position
+            for read in info.reads:
+                last[read] = position
+        rows = [{**asdict(i), "reads": ", ".join(i.reads), "released": last[i.call]} for i in self.calls]
+        names = ["call", "formula", "kind", "phase", "reads", "row_bytes", "reported", "released"]
+        return pd.DataFrame(rows, columns=names)
+
+    def blocks(self, rows: int, chunk_blocks: int = 16) -> Blocks:
+        """How rows are cut into blocks and chunks."""
+        return Blocks(rows, self.block_rows, chunk_blocks)
+
+    def explain(self, rows: int | None = None, memory: int | str | None = None) -> str:
+        """What a run does and costs, as text.
+
+        Parameters
+        ----------
+        rows : int, optional
+            Number of policies; those of the recording by default.
+        memory : int or str, optional
+            Total resident memory allowed, in bytes or as ``"1GB"``; decides how many chunks fit.
+        """
+        rows = self.rows if rows is None else rows
+        kinds = {k: sum(i.kind == k for i in self.calls) for k in ("shared", "per-point", "portfolio")}
+        cut = self.blocks(rows)
+        lines = [
+            f"{self.model}: t = 0..{self.proj_len}, {len(self.calls):,} formula calls "
+            f"({', '.join(f'{n:,} {k}' for k, n in kinds.items())}), {self.output_count:,} outputs",
+            f"  {self.nodes:,} array operations, {self.row_nodes:,} of them on every block of "
+            f"{self.block_rows:,} rows; phases: {self.phases}",
+            f"  values alive at once: at most {self.peak_calls} formula values; "
+            f"{self.live_row_bytes:,} bytes a row in {self.register_row_bytes:,} bytes of registers",
+            f"  highest memory at: {', '.join(self.peak_live[:8]) or 'no per-policy value'}"
+            + (" ..." if len(self.peak_live) > 8 else ""),
+            f"  columns read ({self.column_row_bytes} bytes a row): {', '.join(self.columns) or 'none'}",
+            f"  {rows:,} policies: {cut.n_blocks:,} blocks, {cut.n_chunks:,} chunks of at most "
+            f"{cut.chunk_rows:,} rows, one task each",
+            f"  a plain run would keep {_size(self.unoptimised_row_bytes * rows)}; "
+            f"this plan works in {_size(self.thread_bytes(cut.chunk_rows))} a thread",
+        ]
+        if memory is not None:
+            lines.append(self._explain_memory(memory, cut))
+        lines += [f"  evaluated as Python on each block: {n} ({why})" for n, why in self.opaque.items()]
+        lines += [f"  forces a replay in one piece: {n} ({why})" for n, why in self.whole.items()]
+        if self.guards:
+            lines.append(f"  totals turned into Python values by: {', '.join(self.guards)}")
+        return "\n".join(lines)
+
+    def _explain_memory(self, memory: int | str, cut: Blocks) -> str:
+        allowed = parse_bytes(memory)
+        one = self.thread_bytes(cut.chunk_rows)
+        smallest = self.thread_bytes(self.block_rows)
+        verdict = "fits" if one < allowed else f"needs smaller chunks: one block takes {_size(smallest)}"
+        return (
+            f"  of {_size(allowed)} allowed in all, a thread with a full chunk takes {_size(one)} beside the "
+            f"interpreter and its libraries: {verdict}"
+        )
+
+    def thread_bytes(self, chunk_rows: int) -> int:
+        """Bytes that one thread works in: registers, temporaries and the columns of a chunk."""
+        return self.register_row_bytes * self.block_rows + self.column_row_bytes * chunk_rows
+
+    @property
+    def phases(self) -> int:
+        """Passes over the rows that depend on each other."""
+        return max((i.phase for i in self.calls), default=0) or 1
+
+    def __repr__(self) -> str:
+        return f"<ActionPlan {self.explain()}>"
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{i.call}</td><td>{i.kind}</td><td>{i.phase}</td><td>{i.row_bytes}</td></tr>"
+            for i in self.calls[:50]
+        )
+        return (
+            f"<pre>{_escape(self.explain())}</pre><table><thead><tr><th>call</th><th>kind</th>"
+            f"<th>phase</th><th>bytes/row</th></tr></thead><tbody>{rows}</tbody></table>"
+        )
+
+    # ---- keeping it --------------------------------------------------------------------------
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON; nothing in it is code."""
+        state = asdict(self)
+        del state["_actions"]
+        text = json.dumps({"hl_dask_plan": VERSION, **state}, indent=1)
+        target = Path(path)
+        partial = target.with_name(target.name + ".partial")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(target)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ActionPlan:
+        """Read a plan that :meth:`save` wrote.
+
+        Raises
+        ------
+        PlanError
+            When the file is not a plan of this version.
+        """
+        remedy = "record the plan again (model.GenerateActions()) and save it"
+        try:
+            state = json.loads(Path(path).read_text(encoding="utf-8"))
+            version = state.pop("hl_dask_plan")
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise PlanError(f"not a plan file: {error}", file=str(path), remedy=remedy) from error
+        if version != VERSION:
+            raise PlanError(
+                f"the plan has version {version}, this hl_dask reads {VERSION}", file=str(path), remedy=remedy
+            )
+        try:
+            calls = tuple(CallInfo(**{**c, "reads": tuple(c["reads"])}) for c in state.pop("calls"))
+            tuples = {k: tuple(v) for k, v in state.items() if isinstance(v, list)}
+            plan = cls(calls=calls, **{**state, **tuples})
+        except (TypeError, KeyError) as error:
+            raise PlanError(f"the plan file is damaged: {error}", file=str(path), remedy=remedy) from error
+        return plan
+
+    def with_blocks(self, block_rows: int) -> ActionPlan:
+        """The same plan with another block size."""
+        return replace(self, block_rows=block_rows, _actions=[])
+
+
+DEFAULT_BLOCK_ROWS = BLOCK_ROWS
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+def parse_bytes(value: float | str) -> int:
+    """A number of bytes from ``"1GB"``, ``"512 MiB"`` or a number.
+
+    Raises
+    ------
+    PlanError
+        When it is not a positive amount.
+    """
+    if isinstance(value, str):
+        text = value.strip().upper()
+        digits = text.rstrip("KMGTIB ")
+        unit = text[len(digits) :].strip()
+        try:
+            amount = float(digits) * _UNITS[unit]
+        except (ValueError, KeyError):
+            amount = -1.0
+    else:
+        amount = float(value)
+    if not 0 < amount < float("inf"):
+        raise PlanError(
+            f"{value!r} is not an amount of memory", remedy='give bytes, or a text such as "1GB" or "512MiB"'
+        )
+    return int(amount)
+
+
+def _size(n_bytes: float) -> str:
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if n_bytes < 1000:
+            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:,.1f} {unit}"
+        n_bytes /= 1000
+    return f"{n_bytes:,.1f} TB"
+
+
+size_text = _size
+
+
+def _escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

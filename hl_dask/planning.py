@@ -1,0 +1,93 @@
+"""From a recording to an action plan: what there is to say about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hl_dask.expr import PORTFOLIO, REDUCTIONS, SHARED, Graph
+from hl_dask.kernel import Program, compile_program, portfolio_ancestors, row_bytes
+from hl_dask.plan import ActionPlan, CallInfo
+from hl_dask.points import ModelPoints
+from hl_dask.record import Recording
+
+
+def program_of(recording: Recording) -> Program:
+    """The program of all reductions that the outputs and guards of a recording need."""
+    graph = recording.graph
+    roots = [o.node for o in recording.outputs if o.node is not None] + [n for n, _ in recording.guards]
+    reductions = [n for n in portfolio_ancestors(graph, roots) if graph.ops[n].name in REDUCTIONS]
+    return compile_program(graph, reductions, recording.describe)
+
+
+def build_plan(
+    recording: Recording,
+    model: str,
+    outputs: tuple[str, ...] | None,
+    block_rows: int,
+    fingerprint: dict[str, str],
+    points: ModelPoints | None,
+) -> ActionPlan:
+    """The action plan of a recording.
+
+    Raises
+    ------
+    UnsupportedError
+        When a per-point value needs a portfolio value.
+    """
+    reported = {(o.formula, o.key) for o in recording.outputs}
+    calls = tuple(_info(recording, number, reported) for number in recording.finished)
+    common: dict[str, Any] = {
+        "model": model,
+        "proj_len": recording.proj_len,
+        "outputs": outputs,
+        "block_rows": block_rows,
+        "calls": calls,
+        "opaque": {k: v for k, v in recording.declared_opaque.items() if k not in recording.opaque},
+        "whole": recording.opaque,
+        "fingerprint": fingerprint,
+        "nodes": len(recording.graph),
+        "output_count": len(recording.outputs),
+        "guards": tuple(dict.fromkeys(recording.describe(owner) for _, owner in recording.guards)),
+        "sample_rows": recording.sample_rows,
+        "record_s": recording.elapsed_s,
+        "rows": recording.rows,
+        "uses_row_count": recording.asked_rows,
+    }
+    if recording.opaque:
+        return ActionPlan(
+            columns=(), row_nodes=0, peak_live=(), live_row_bytes=0, register_row_bytes=0, column_row_bytes=0, **common
+        )
+    program = program_of(recording)
+    owners = [recording.describe(recording.graph.owners[n]) for n in program.live_at_peak]
+    return ActionPlan(
+        columns=tuple(program.columns),
+        row_nodes=len(program.order),
+        peak_live=tuple(dict.fromkeys(owners)),
+        live_row_bytes=program.live_row_bytes,
+        register_row_bytes=sum(row_bytes(k) for k in program.kinds),
+        column_row_bytes=points.nbytes_per_row(program.columns) if points is not None else 0,
+        **common,
+    )
+
+
+def _info(recording: Recording, number: int, reported: set[Any]) -> CallInfo:
+    graph, call = recording.graph, recording.calls[number]
+    nodes = recording.nodes[number]
+    kinds = {graph.kinds[n] for n in nodes}
+    kind = SHARED
+    if kinds:
+        kind = PORTFOLIO if kinds <= {PORTFOLIO, SHARED} else "per-point"
+    return CallInfo(
+        call=call.text,
+        formula=call.formula.name,
+        kind=kind,
+        phase=max((graph.phases[n] for n in nodes), default=0),
+        reads=tuple(recording.calls[r].text for r in call.reads),
+        row_bytes=sum(_node_bytes(graph, n) for n in nodes),
+        reported=(call.formula, call.key) in reported,
+    )
+
+
+def _node_bytes(graph: Graph, node: int) -> int:
+    meta = graph.metas[node]
+    return row_bytes((meta.dtype, meta.shape, meta.axis)) if meta.axis >= 0 else 0

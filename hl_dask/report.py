@@ -1,0 +1,158 @@
+"""What a run evaluates and what it reports of it.
+
+The plain run, the recording and the replay in one piece share these rules, so that they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hl_dask.errors import FormulaError, HlDaskError, ModelError
+from hl_dask.formula import DEFAULT, Formula
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Formulas of a run.
+
+    Attributes
+    ----------
+    of_t : tuple of Formula
+        Evaluated at every t, in this order.
+    alone : tuple of Formula
+        Formulas without arguments, evaluated after the last t.
+    aggregates : dict of Formula to callable
+        Formulas whose calls are reported, with the aggregate over the rows.
+    """
+
+    of_t: tuple[Formula, ...]
+    alone: tuple[Formula, ...]
+    aggregates: dict[Formula, Any]
+
+
+def choose(
+    formulas: Sequence[Formula], default: Any, outputs: Sequence[str] | None = None, *, everything: bool = False
+) -> Wanted:
+    """The formulas of a run.
+
+    Parameters
+    ----------
+    formulas : sequence of Formula
+        All formulas in the order of definition.
+    default : callable or None
+        Aggregate of formulas that name none.
+    outputs : sequence of str, optional
+        Names of the formulas to be reported; all that have an aggregate by default.
+    everything : bool
+        Evaluate formulas of t that are not reported, too, as a plain run does.
+
+    Raises
+    ------
+    ModelError
+        When a name in ``outputs`` is no formula.
+    """
+    names = {f.name for f in formulas}
+    if isinstance(outputs, str):
+        outputs = [outputs]
+    unknown = [name for name in outputs or () if name not in names]
+    if unknown:
+        raise ModelError(
+            f"outputs names no formula of the model: {', '.join(map(str, unknown))}",
+            remedy=f"choose among {', '.join(sorted(names))}",
+        )
+    aggregates = {}
+    for formula in formulas:
+        function = default if formula.agg is DEFAULT else formula.agg
+        if outputs is not None and formula.name in outputs and function is None:
+            function = default if default is not None else np.sum
+        if function is not None and (outputs is None or formula.name in outputs):
+            aggregates[formula] = function
+    return Wanted(
+        tuple(f for f in formulas if f.of_t and (everything or f in aggregates)),
+        tuple(f for f in formulas if not f.params and f in aggregates),
+        aggregates,
+    )
+
+
+def run_formulas(wanted: Wanted, instance: Any, proj_len: int) -> None:
+    """Evaluate, t by t and in the order of definition, what is wanted."""
+    for t in range(proj_len + 1):
+        for formula in wanted.of_t:
+            getattr(instance, formula.name)(t)
+    for formula in wanted.alone:
+        getattr(instance, formula.name)()
+
+
+def reported(formula: Formula, key: tuple[Any, ...], proj_len: int) -> bool:
+    """Whether a call belongs to the report: its t lies within 0..proj_len, if it has one."""
+    if "t" not in formula.params:
+        return True
+    t = key[formula.params.index("t")]
+    return isinstance(t, (int, np.integer)) and 0 <= t <= proj_len
+
+
+def check_reported(value: Any, text: str, rows: int, *, explicit: bool) -> None:
+    """Refuse to report a value that is neither one number nor one entry for each policy.
+
+    Raises
+    ------
+    FormulaError
+        With the shape found and the ways to declare what is meant.
+    """
+    shape = np.shape(getattr(value, "value", value)) if not isinstance(value, (tuple, list, dict)) else None
+    if shape == () or (shape is not None and explicit):
+        return
+    seen = f"an array of shape {shape}" if shape is not None else f"a {type(value).__name__}"
+    raise FormulaError(
+        f"the formula returned {seen}; a reported formula returns one entry for each policy ({rows:,}) or "
+        "one number",
+        formula=text,
+        remedy="mend the length, mark the formula @hl.agg(None) if it is not to be reported, or "
+        "@hl.agg(hl.Sum(axis=0)) if it is an array of totals",
+    )
+
+
+def aggregate_value(function: Any, value: Any, rows: int | None, text: str, *, explicit: bool) -> Any:
+    """The reported value of a formula in a plain run.
+
+    Parameters
+    ----------
+    function : callable
+        The aggregate over the rows.
+    value : object
+        The formula's value over all rows.
+    rows : int or None
+        Number of rows; None when the model has no data.
+    text : str
+        The formula call, for messages.
+    explicit : bool
+        Whether the formula names its aggregate itself.
+
+    Returns
+    -------
+    object
+        ``function(value)`` when the value has one entry for each row, else the value as it is.
+    """
+    per_row = rows is not None and np.ndim(value) > 0 and np.shape(value)[0] == rows
+    if not per_row or isinstance(value, (tuple, list, dict)):
+        check_reported(value, text, rows or 0, explicit=explicit)
+        return value
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if function is np.sum and array.dtype.kind not in "biufc":
+        raise FormulaError(
+            f"values of dtype {array.dtype} cannot be summed",
+            formula=text,
+            remedy="mark the formula @hl.agg(None), or give another aggregate",
+        )
+    try:
+        return function(array)
+    except HlDaskError:
+        raise
+    except Exception as error:
+        raise FormulaError(
+            f"the aggregate {function!r} raised {type(error).__name__}: {error}", formula=text
+        ) from error

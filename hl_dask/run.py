@@ -1,0 +1,391 @@
+"""Running: how much memory and how many threads, passes over the rows, and checking guesses.
+
+A pass computes reductions over all rows. Usually one is enough. Where a formula turned a total into a
+Python value (``if self.surplus(t) < 0``), the recording went on with the value of the sample; the pass
+also computes that total over all rows, and where the two differ the model is traced again with the real
+value. Values that a pass has computed stay known by their node, so a second trace costs a second pass only
+for what is new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.threaded
+import numpy as np
+import psutil
+
+from hl_dask.blocks import Blocks
+from hl_dask.errors import MemoryBudgetError, SchedulerError, UnsupportedError
+from hl_dask.expr import REDUCTIONS
+from hl_dask.kernel import Program, compile_program, evaluate_global, portfolio_ancestors
+from hl_dask.lower import ChunkRunner, lower
+from hl_dask.plan import MemoryEstimate, parse_bytes, size_text
+from hl_dask.points import ModelPoints
+from hl_dask.record import Recording
+from hl_dask.replay import same_number
+
+CHUNK_BLOCKS = 4
+"""Blocks of a chunk by default: some 65,000 rows, a few tenths of a second."""
+MOST_CHUNK_BLOCKS = 64
+MOST_PASSES = 24
+"""Passes over the rows for the sake of Python values, before the run gives up."""
+STEP_BYTES = 900
+"""Python objects that binding one step to memory takes, for a full and for a short block."""
+SLACK_BYTES = 48 * 2**20
+"""Thread stacks, the allocators' reserves and modules imported on the way."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked of a run.
+
+    Attributes
+    ----------
+    memory : int or str or None
+        Total resident memory that the run may reach; by default what is resident now and half of what
+        machine or cgroup has free.
+    scheduler : str or None
+        ``threads`` (default) or ``synchronous``.
+    workers : int or None
+        Threads; by default one for each processor.
+    chunk_blocks : int or None
+        Blocks of a chunk; chosen to fit by default.
+    progress : bool or None
+        Show a progress bar; by default when standard error is a terminal.
+    """
+
+    memory: int | str | None = None
+    scheduler: str | None = None
+    workers: int | None = None
+    chunk_blocks: int | None = None
+    progress: bool | None = None
+
+
+@dataclass
+class RunStats:
+    """What a run took.
+
+    Attributes
+    ----------
+    elapsed_s, record_s, plan_s, replay_s : float
+        Seconds in all, for recording, for planning, and for the passes over the rows.
+    passes : int
+        Passes over the rows.
+    projected_bytes, allowed_bytes : int
+        Projected peak of resident memory, and what was allowed.
+    """
+
+    rows: int = 0
+    months: int = 0
+    elapsed_s: float = 0.0
+    record_s: float = 0.0
+    plan_s: float = 0.0
+    replay_s: float = 0.0
+    passes: int = 0
+    workers: int = 1
+    chunk_rows: int = 0
+    n_blocks: int = 0
+    n_chunks: int = 0
+    projected_bytes: int = 0
+    allowed_bytes: int = 0
+    estimate: MemoryEstimate | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+# ---- memory ----------------------------------------------------------------------------------
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_bytes() -> int:
+    """Highest resident memory of this process so far."""
+    scale = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+
+
+def free_bytes() -> int:
+    """Memory that the machine, or the control group of this process, has free."""
+    free = psutil.virtual_memory().available
+    for limit, used in (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ):
+        with contextlib.suppress(OSError, ValueError):
+            free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
+    return max(int(free), 0)
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def estimate(program: Program, points: ModelPoints | None, blocks: Blocks, workers: int) -> MemoryEstimate:
+    """Projected peak of a pass; see :class:`~hl_dask.plan.MemoryEstimate`."""
+    block_rows = min(blocks.block_rows, blocks.rows)
+    threads = min(workers, blocks.n_chunks)
+    read = 0
+    if points is not None and program.columns:
+        read = points.read_bytes(program.columns, blocks.chunk_rows)
+    work = program.arena_bytes(block_rows) + program.temporary_bytes(block_rows)
+    work += STEP_BYTES * len(program.order)
+    # A chunk hands on the tree nodes that its blocks make up, a merge at most as many again.
+    nodes = 1 if blocks.chunk_blocks & (blocks.chunk_blocks - 1) == 0 else 2 * blocks.chunk_blocks.bit_length()
+    waiting = min(blocks.n_chunks, 8 * (1 + len(bin(blocks.n_chunks)) // 3)) + threads
+    partials = program.partial_bytes * (waiting * nodes + 4)
+    tasks = 1500 * blocks.n_chunks
+    return MemoryEstimate(resident_bytes() + SLACK_BYTES, read * threads, work * threads, partials + tasks)
+
+
+def fit(program: Program, points: ModelPoints | None, rows: int, block_rows: int, settings: Settings) -> tuple[Blocks, int, MemoryEstimate, int]:
+    """Chunk size, threads and projected peak that stay within the memory allowed.
+
+    Raises
+    ------
+    MemoryBudgetError
+        When not even one thread with chunks of one block fits.
+    """
+    allowed = resident_bytes() + free_bytes() // 2 if settings.memory is None else parse_bytes(settings.memory)
+    workers = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
+    preferred = settings.chunk_blocks or _preferred(points, block_rows)
+    smallest: MemoryEstimate | None = None
+    while True:
+        chunk_blocks = preferred
+        while True:
+            blocks = Blocks(rows, block_rows, chunk_blocks)
+            smallest = estimate(program, points, blocks, workers)
+            if smallest.total_bytes <= allowed:
+                return blocks, workers, smallest, allowed
+            if chunk_blocks == 1 or settings.chunk_blocks:
+                break
+            chunk_blocks = max(1, chunk_blocks // 2)
+        if workers == 1:
+            break
+        workers = max(1, workers // 2)
+    raise _too_small(program, smallest, allowed)
+
+
+def _preferred(points: ModelPoints | None, block_rows: int) -> int:
+    """Blocks of a chunk where memory is no matter: about a row group, lest groups be read again."""
+    group = getattr(points, "group_rows", 0) or 0
+    wanted = CHUNK_BLOCKS
+    while wanted * block_rows < group and wanted < MOST_CHUNK_BLOCKS:
+        wanted *= 2
+    return wanted
+
+
+def _too_small(program: Program, smallest: MemoryEstimate, allowed: int) -> MemoryBudgetError:
+    owners = [program.describe(program.graph.owners[n]) for n in program.live_at_peak]
+    pinned = ", ".join(list(dict.fromkeys(owners))[:6])
+    return MemoryBudgetError(
+        f"the run is projected to reach {size_text(smallest.total_bytes)} with one thread and the smallest "
+        f"chunks, and {size_text(allowed)} are allowed; of it {size_text(smallest.base_bytes)} for the "
+        f"interpreter, libraries and data in memory, {size_text(smallest.read_bytes)} for reading, "
+        f"{size_text(smallest.work_bytes)} for values and {size_text(smallest.result_bytes)} for results; "
+        f"alive at the highest point: {pinned or 'no values'}",
+        remedy=f"allow at least memory={smallest.total_bytes + 2**20:_} bytes, use a smaller block_rows, or read "
+        "the data from Parquet instead of holding them in memory",
+    )
+
+
+# ---- schedulers ------------------------------------------------------------------------------
+
+SYNCHRONOUS = ("synchronous", "sync", "single-threaded")
+THREADS = (None, "threads", "threading")
+
+
+def check_scheduler(scheduler: Any) -> None:
+    """Refuse a scheduler that is unknown or that cannot keep the contract.
+
+    Raises
+    ------
+    SchedulerError
+    """
+    if scheduler in SYNCHRONOUS or scheduler in THREADS:
+        return
+    if scheduler in ("processes", "multiprocessing"):
+        raise SchedulerError(
+            "scheduler='processes' moves every intermediate result through this process and copies the data "
+            "to each worker, which neither keeps memory bounded nor runs faster",
+            remedy="use scheduler='threads' (NumPy runs in parallel on threads)",
+        )
+    raise SchedulerError(
+        f"scheduler={scheduler!r} is not known", remedy="use 'threads' or 'synchronous'"
+    )
+
+
+@contextlib.contextmanager
+def _progress(show: bool | None) -> Iterator[None]:
+    if show is None:
+        show = bool(getattr(sys.stderr, "isatty", lambda: False)())
+    if not show:
+        yield
+        return
+    from dask.diagnostics import ProgressBar  # noqa: PLC0415 - only when somebody watches
+
+    with ProgressBar(out=sys.stderr):
+        yield
+
+
+def floating_errors() -> dict[str, Any]:
+    """NumPy's error state for the threads of a run.
+
+    What the user wants raised is raised there, too. Warnings are given in the recording only, because
+    ``np.errstate`` within a formula is not part of the graph.
+    """
+    return {k: v if v == "raise" else "ignore" for k, v in np.geterr().items()}
+
+
+# ---- passes ----------------------------------------------------------------------------------
+
+
+class Projection:
+    """A recorded model with data: passes over the rows until all guesses are verified.
+
+    Parameters
+    ----------
+    recording : Recording
+        What was traced.
+    rerecord : callable
+        ``rerecord(recording, assumed)`` traces again with known portfolio values.
+    points : ModelPoints or None
+        The rows.
+    block_rows : int
+        Rows of a block.
+    settings : Settings
+        What the user asked for.
+    """
+
+    def __init__(
+        self,
+        recording: Recording,
+        rerecord: Callable[[Recording, dict[int, Any]], Recording],
+        points: ModelPoints | None,
+        block_rows: int,
+        settings: Settings,
+    ) -> None:
+        check_scheduler(settings.scheduler)
+        self.recording = recording
+        self.rerecord = rerecord
+        self.points = points
+        self.rows = points.rows if points is not None else 1
+        self.block_rows = block_rows
+        self.settings = settings
+        self.known: dict[int, Any] = {}
+        self.stats = RunStats(rows=self.rows, months=recording.proj_len + 1)
+
+    def roots(self) -> list[int]:
+        """Portfolio nodes that are wanted: outputs and guards."""
+        recording = self.recording
+        outputs = [o.node for o in recording.outputs if o.node is not None]
+        return outputs + [node for node, _ in recording.guards]
+
+    def missing(self) -> list[int]:
+        """Reductions that are needed and not known."""
+        graph = self.recording.graph
+        needed = portfolio_ancestors(graph, self.roots())
+        return [n for n in needed if graph.ops[n].name in REDUCTIONS and n not in self.known]
+
+    def prepare(self) -> tuple[dict[Any, Any], str] | None:
+        """The Dask graph of the next pass, within the memory allowed; None if nothing is missing."""
+        missing = self.missing()
+        if not missing:
+            return None
+        started = time.perf_counter()
+        program = compile_program(self.recording.graph, missing, self.recording.describe)
+        blocks, workers, projected, allowed = fit(
+            program, self.points, self.rows, self.block_rows, self.settings
+        )
+        runner = ChunkRunner.make(program, self.points, blocks, floating_errors())
+        graph, key = lower(runner, uuid.uuid4().hex[:12])
+        stats = self.stats
+        stats.workers, stats.estimate, stats.allowed_bytes = workers, projected, allowed
+        stats.projected_bytes = max(stats.projected_bytes, projected.total_bytes, peak_bytes())
+        stats.chunk_rows, stats.n_blocks, stats.n_chunks = blocks.chunk_rows, blocks.n_blocks, blocks.n_chunks
+        stats.plan_s += time.perf_counter() - started
+        return graph, key
+
+    def one_pass(self) -> bool:
+        """Compute what is missing; False when nothing was."""
+        prepared = self.prepare()
+        if prepared is None:
+            return False
+        graph, key = prepared
+        started = time.perf_counter()
+        with _progress(self.settings.progress):
+            if self.settings.scheduler in SYNCHRONOUS:
+                values = dask.get(graph, key)
+            else:
+                values = dask.threaded.get(graph, key, num_workers=self.stats.workers)
+        self.take_in(values)
+        self.stats.replay_s += time.perf_counter() - started
+        return True
+
+    def take_in(self, values: dict[int, Any]) -> None:
+        """Keep the reductions of a pass."""
+        self.known.update(values)
+        self.stats.passes += 1
+
+    def verified(self) -> bool:
+        """Check the guesses of the recording; trace again where one was wrong."""
+        recording = self.recording
+        if not recording.guards:
+            return True
+        guards = [node for node, _ in recording.guards]
+        real = evaluate_global(recording.graph, guards, self.known, recording.describe)
+        wrong = [n for n in guards if not same_number(real[n], recording.assumed[n])]
+        if not wrong:
+            return True
+        assumed = {**recording.assumed, **{n: real[n] for n in guards}}
+        started = time.perf_counter()
+        self.recording = self.rerecord(recording, assumed)
+        self.stats.record_s += time.perf_counter() - started
+        return False
+
+    def run(self) -> dict[int, Any]:
+        """Values of all wanted portfolio nodes.
+
+        Raises
+        ------
+        UnsupportedError
+            When guesses keep turning out wrong: totals that decide, month by month, what comes next.
+        """
+        retraced = 0
+        while True:
+            self.one_pass()
+            if self.verified():
+                break
+            retraced += 1
+            if self.stats.passes >= MOST_PASSES or retraced > 4 * MOST_PASSES:
+                owner = self.recording.guards[-1][1]
+                raise UnsupportedError(
+                    f"totals turned into Python values decide what comes next in more than {MOST_PASSES} "
+                    "steps, each of which needs a pass over all rows; this is not supported yet",
+                    formula=self.recording.describe(owner),
+                    remedy="keep the choice in arrays (np.where(total < 0, a, b)), or use RunModel",
+                )
+        recording = self.recording
+        return evaluate_global(recording.graph, self.roots(), self.known, recording.describe)
+
+
+def environment() -> dict[str, str]:
+    """Versions and processor features that the last bit of a result may depend on."""
+    features = getattr(np._core._multiarray_umath, "__cpu_features__", {})
+    active = ",".join(sorted(k for k, v in features.items() if v))
+    return {"python": sys.version.split()[0], "numpy": np.__version__, "cpu": active, "dask": dask.__version__}

@@ -1,0 +1,32 @@
+"""The duck array that formulas see while a model is recorded.
+
+A :class:`TracedArray` carries the value on a small sample *and* the node of the expression graph that
+made it. NumPy's protocols hand every operation on it to this package, which records the operation
+(`functions` knows what each NumPy function does to rows) or refuses it. What cannot be seen, an
+*escape*, is reported to the :class:`Tracer` and never passes silently.
+"""
+
+from hl_dask.traced.array import TracedArray
+from hl_dask.traced.base import is_traced
+from hl_dask.traced.functions import install as _install
+from hl_dask.traced.functions import install as _install
+from hl_dask.traced.functions import reduce_rows
+from hl_dask.traced.ops import check_session, fill, full_rows
+from hl_dask.traced.shared import SharedArray, share
+from hl_dask.traced.text import TracedText
+from hl_dask.traced.tracer import Tracer
+
+_install()
+
+__all__ = [
+    "SharedArray",
+    "TracedArray",
+    "TracedText",
+    "Tracer",
+    "check_session",
+    "fill",
+    "full_rows",
+    "is_traced",
+    "reduce_rows",
+    "share",
+]

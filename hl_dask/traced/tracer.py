@@ -1,0 +1,212 @@
+"""The tracer: one trace of one model on one sample, writing into an expression graph."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hl_dask.errors import HlDaskError, RowMixingError
+from hl_dask.expr import PORTFOLIO, SHARED, Graph, Meta, Op, kind_of
+
+Array = NDArray[Any]
+SMALL_BYTES = 512
+"""Constants up to this size are compared by their bytes, larger ones by a digest."""
+
+
+class Tracer:
+    """Records operations of traced arrays in a graph.
+
+    Parameters
+    ----------
+    graph : Graph
+        Where operations go. A second trace writes into the graph of the first.
+    rows : int
+        The real number of model points; ``len(self.data)`` and ``x.shape[0]`` answer with it.
+    sample_rows : int
+        Rows that the concrete values have.
+    frozen : bool
+        When set, the graph must already hold every operation: the second trace.
+    assumed : dict
+        For portfolio values that formulas turned into Python values: what they were taken to be.
+    """
+
+    def __init__(
+        self, graph: Graph, *, rows: int, sample_rows: int, frozen: bool, assumed: dict[int, Any]
+    ) -> None:
+        self.graph = graph
+        self.rows = rows
+        self.sample_rows = sample_rows
+        self.frozen = frozen
+        self.assumed = assumed
+        self.guards: list[tuple[int, int]] = []
+        self.asked_rows = False
+        self.owner = -1
+        self.escapes: list[str] = []
+        self.failures: list[HlDaskError] = []
+        self.op_errors = 0
+        self.suspended = False
+        self.describe_owner: Callable[[int], str] = lambda owner: f"call {owner}"
+        self._scalars: dict[Any, int] = {}
+        self._arrays: dict[int, tuple[Array, int]] = {}
+
+    # ---- what formulas may ask about the rows ------------------------------------------------
+
+    def row_count(self) -> int:
+        """The real number of rows; remembers that it was asked for."""
+        self.asked_rows = True
+        return self.rows
+
+    def escape(self, reason: str) -> None:
+        """A per-point value left the trace: the running formula is opaque."""
+        self.escapes.append(reason)
+
+    def fail(self, error: HlDaskError) -> HlDaskError:
+        """Remember an error that user code must not swallow; to be raised by the caller."""
+        if error.formula is None:
+            error.formula = self.describe_owner(self.owner)
+        self.failures.append(error)
+        return error
+
+    def mixing(self, what: str, remedy: str) -> HlDaskError:
+        """The error for an operation that combines rows in a way that blocks cannot reproduce."""
+        return self.fail(
+            RowMixingError(
+                f"{what} combines or picks rows of the whole portfolio and cannot be cut into blocks",
+                remedy=remedy,
+            )
+        )
+
+    def concretise(self, node: int, value: Any) -> Any:
+        """The real value of a portfolio node, where a formula wants a Python value.
+
+        The first time, the value on the sample is taken; the run verifies it against the value over
+        all rows, and the model is traced again where the guess was wrong.
+        """
+        if node not in self.assumed:
+            self.assumed[node] = value
+        self.guards.append((node, self.owner))
+        return self.assumed[node]
+
+    # ---- nodes -------------------------------------------------------------------------------
+
+    def node(self, op: Op, args: tuple[int, ...], value: Any, axis: int) -> int:
+        """Id of an operation, appended to the graph when it is new.
+
+        Parameters
+        ----------
+        value : array or scalar
+            The result on the sample, for dtype and shape.
+        axis : int
+            The point axis of the result, -1 if it has none.
+        """
+        found = self.graph.index.get((op, args))
+        if found is not None:
+            return found
+        if self.frozen:
+            raise self.fail(self._differs(op, args))
+        dtype = getattr(value, "dtype", None)
+        shape = tuple(np.shape(value))
+        if axis >= 0:
+            shape = shape[:axis] + shape[axis + 1 :]
+        meta = Meta(dtype.str if dtype is not None else "|O", shape, axis)
+        kind = kind_of(op, (self.graph.kinds[a] for a in args))
+        if op.name in LEAVES:
+            kind = LEAVES[op.name]
+        return self.graph.add(op, args, kind, meta, self.owner)
+
+    def constant(self, value: Any) -> int:
+        """Node of a shared value: a Python or NumPy scalar or an array without a point axis."""
+        if isinstance(value, np.ndarray):
+            return self._array_constant(value)
+        key: Hashable = (type(value), value)
+        try:
+            if value == 0 or value != value:
+                # 0.0 and -0.0 are equal but not the same, and NaN is not equal to itself.
+                key = (type(value), repr(value))
+            found = self._scalars.get(key)
+        except (TypeError, ValueError):
+            key = (type(value), "id", id(value))
+            found = self._scalars.get(key)
+        if found is None:
+            found = self._intern_constant(key, value)
+            self._scalars[key] = found
+        return found
+
+    def _array_constant(self, value: Array) -> int:
+        known = self._arrays.get(id(value))
+        if known is not None and known[0] is value and not value.flags.writeable:
+            return known[1]
+        if value.dtype.hasobject:
+            content: Hashable = repr(value.tolist())
+        elif value.nbytes <= SMALL_BYTES:
+            content = value.tobytes()
+        else:
+            content = hashlib.sha256(np.ascontiguousarray(value).data.cast("B")).hexdigest()
+        kept = value
+        if value.flags.writeable or type(value) is not np.ndarray:
+            # The user may change the array after the trace; the graph keeps what it was.
+            kept = np.array(value, subok=False)
+            kept.setflags(write=False)
+        node = self._intern_constant((value.dtype.str, value.shape, content), kept)
+        self._arrays[id(value)] = (value, node)
+        return node
+
+    def _intern_constant(self, key: Hashable, value: Any) -> int:
+        op = Op("constant", key)
+        found = self.graph.find(op, ())
+        if found is None:
+            if self.frozen:
+                raise self.fail(self._leak(value))
+            found = self.node(op, (), value, -1)
+            self.graph.values[found] = value
+        return found
+
+    def _leak(self, value: Any) -> HlDaskError:
+        shown = repr(value) if not isinstance(value, np.ndarray) else f"an array {value.shape}"
+        return RowMixingError(
+            f"the constant {shown[:80]} appears on one sample of the rows and not on another: it was "
+            "derived from the rows, drawn at random, or kept from an earlier call",
+            remedy="keep it in the formulas as an array operation (x.sum(), x.mean() are followed), pass "
+            "it as an assumption, or seed the random draw and pass it in",
+        )
+
+    def _differs(self, op: Op, args: tuple[int, ...]) -> HlDaskError:
+        shown = op.static if op.name != "column" else f"column {op.static}"
+        return RowMixingError(
+            f"the operation {op.name} {str(shown)[:80]} is done on one sample of the rows and not on "
+            "another: which operations are done depends on the rows",
+            remedy="use np.where for choices by row, and totals such as (x > 0).any() for choices by "
+            "portfolio",
+        )
+
+    # ---- sample values -----------------------------------------------------------------------
+
+    def same_rows(self, value: Array, axis: int, what: str) -> Array | None:
+        """The single row (kept as an axis of length 1) of a plain array with one row per point.
+
+        Returns None when the array's rows differ, which makes it a leak of row order or count.
+        """
+        row = value.take([0], axis=axis)
+        if value.strides[axis] == 0:
+            return row
+        moved = np.moveaxis(value, axis, 0)
+        for start in range(0, len(moved), 65_536):
+            part = moved[start : start + 65_536]
+            same = part == row.reshape((1, *moved.shape[1:]))
+            if value.dtype.kind == "f":
+                same |= np.isnan(part) & np.isnan(row.reshape((1, *moved.shape[1:])))
+            if not np.all(same):
+                return None
+        return row
+
+    def kind(self, node: int) -> str:
+        """Kind of a node's value."""
+        return self.graph.kinds[node]
+
+
+LEAVES = {"constant": SHARED, "column": "per-point", "opaque": "per-point", "full": "per-point"}
+PORTFOLIO_KIND = PORTFOLIO

@@ -1,0 +1,109 @@
+"""Formulas that mix rows or leak the sample: right on other data, or refused; never different."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hl_dask as hl
+from tests.reference import Columns
+from tests.row_mixing import CASES, DECLARED_CASES, UNDECLARED_CASES
+from tests.row_mixing_case import BIG_ROWS, Case, big_columns, sample_columns
+
+PROJ_LEN = 1
+BLOCK_ROWS = 4_096
+CHUNK_BLOCKS = 3
+
+outcomes: dict[str, str] = {}
+
+
+@functools.lru_cache(maxsize=3)
+def big(rows: int) -> Columns:
+    """Make the big data once."""
+    return big_columns(rows)
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Write the big data to three files and return their glob."""
+    folder = tmp_path_factory.mktemp("policies")
+    frame = pd.DataFrame(big(BIG_ROWS))
+    for number, rows in enumerate(np.array_split(np.arange(BIG_ROWS), 3)):
+        part = frame.iloc[rows[0] : rows[-1] + 1]
+        part.to_parquet(folder / f"part-{number}.parquet", row_group_size=7_000)
+    return str(folder / "*.parquet")
+
+
+def record_and_replay(case: Case, data: object) -> object:
+    """Record on the sample, replay on the big data; warnings are allowed."""
+    if case.reset is not None:
+        case.reset(case.model)
+    with warnings.catch_warnings(record=True):
+        warnings.simplefilter("always")
+        model = case.model(data=sample_columns(), **case.assumptions())
+        model.GenerateActions(proj_len=PROJ_LEN)
+        model.data = data
+        return model.ExecuteActions(block_rows=BLOCK_ROWS, chunk_blocks=CHUNK_BLOCKS)
+
+
+def result_or_refusal(case: Case, data: object) -> Any:
+    """Return the result, or the error that refused the case."""
+    try:
+        return record_and_replay(case, data)
+    except hl.HlDaskError as error:
+        return error
+
+
+def outcome_of(case: Case, data: object) -> str:
+    """Return "right" or "refused"; fail on anything else."""
+    result = result_or_refusal(case, data)
+    if isinstance(result, hl.HlDaskError):
+        assert case.name in str(result), f"the refusal does not name the formula: {result}"
+        assert result.remedy, f"the refusal has no remedy: {result}"
+        return "refused"
+    assert case.right is not None, (
+        f"{case.name} has no right answer, but got {list(result.df_agg[case.name])}"
+    )
+    columns = big(case.rows)
+    for t in range(PROJ_LEN + 1):
+        amount = case.right(columns, t)
+        actual = result.df_agg[case.name].loc[t]
+        assert amount.matches(actual), (
+            f"silently different: {case.name}({t}) = {actual!r}, right is {amount.value!r}"
+        )
+    return "right"
+
+
+def check(case: Case, data: object) -> str:
+    """Compare the outcome with what the case expects."""
+    outcome = outcome_of(case, data)
+    if case.expect != "either":
+        assert outcome == case.expect, f"{case.name} is {outcome}, has to be {case.expect}"
+    return outcome
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_or_refused_in_memory(name: str) -> None:
+    case = CASES[name]
+    outcomes[name] = check(case, big(case.rows))
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.rows == BIG_ROWS][::2])
+def test_right_or_refused_from_parquet(name: str, parquet: str) -> None:
+    check(CASES[name], parquet)
+
+
+def test_there_are_many_cases_and_every_one_is_right_or_refused() -> None:
+    assert len(UNDECLARED_CASES) >= 70
+    assert len(DECLARED_CASES) >= 10
+    for name, case in CASES.items():
+        if name not in outcomes:
+            outcomes[name] = outcome_of(case, big(case.rows))
+    assert Counter(outcomes.values()).total() >= 60
+    assert set(outcomes.values()) <= {"right", "refused"}
