@@ -64,7 +64,7 @@ def _measure_once(folder: str, memory: str) -> dict[str, float]:
     return {
         "record_s": recorded - start,
         "replay_s": end - recorded,
-        "projected_mb": result.memory.projected_bytes / _measure.MB,
+        "projected_mb": result.stats.projected_bytes / _measure.MB,
         "peak_mb": _measure.high_water_bytes() / _measure.MB,
         "result": pv,
     }

@@ -112,6 +112,8 @@ class Lookup:
     _axes: tuple[Axis, ...]
     _values: Array
     _plain: dict[int, BoundTable]  # the look-ups of plain keys, by their number
+    # Not for arrays: the cycle would keep a large array alive until the next collection.
+    _keeps_bound = False
 
     def __init__(self, owner: str, axes: Sequence[Axis], values: Array) -> None:
         view = values.view()
@@ -201,7 +203,7 @@ class Lookup:
         self._check_count(len(keys))
         axes = self._axes[: len(keys)]
         plain, categories = zip(*map(self._plain_key, axes, keys), strict=True)
-        if any(strings is not None for strings in categories):
+        if not self._keeps_bound or any(strings is not None for strings in categories):
             return BoundTable(self, categories)(*plain)
         bound = self._plain.get(len(keys))
         if bound is None:

@@ -58,6 +58,7 @@ COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "any": np.logical_or,
     "all": np.logical_and,
     "moments": combine_moments,
+    "nanmoments": combine_moments,
 }
 
 

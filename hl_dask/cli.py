@@ -8,7 +8,9 @@ from pathlib import Path
 from time import perf_counter
 
 import click
+from hl_dask.plan import parse_bytes
 from hl_dask.result import Result
+from hl_dask.run import peak_bytes
 
 from hl_dask import demo
 from hl_dask.errors import HlDaskError
@@ -57,7 +59,13 @@ def demo_command(rows: int, memory: str, seed: int) -> None:
     Writes the portfolio to a temporary directory, which is removed at the end, projects it over
     277 months in bounded memory on all cores, and prints totals by year.
     """
-    with _plain_errors(), tempfile.TemporaryDirectory(prefix="hl-dask-demo-") as folder:
+    with _plain_errors():
+        parse_bytes(memory)  # a slip of the pen is told before anything is written
+        _demo(rows, memory, seed)
+
+
+def _demo(rows: int, memory: str, seed: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="hl-dask-demo-") as folder:
         click.echo(f"Writing {rows:,} policies to {folder} ...")
         start = perf_counter()
         written_bytes = demo.write_portfolio(Path(folder), rows, seed)
@@ -77,11 +85,10 @@ def _report(result: Result, rows: int, seconds: float) -> None:
     click.echo("\nTotals by year (policies in force: at its start)\n")
     click.echo(yearly.to_string(float_format="{:,.0f}".format))
     click.echo(f"\nPresent value of net cash flows: {result.values['pv_net_cf']:,.2f}\n")
-    memory = result.memory
+    stats = result.stats
     click.echo(
-        f"Peak memory: projected {memory.projected_bytes / _MB:,.0f} MB, "
-        f"measured {memory.measured_bytes / _MB:,.0f} MB, "
-        f"allowed {memory.budget_bytes / _MB:,.0f} MB"
+        f"Peak memory: projected {stats.projected_bytes / _MB:,.0f} MB, "
+        f"measured {peak_bytes() / _MB:,.0f} MB, allowed {stats.allowed_bytes / _MB:,.0f} MB"
     )
     speed = rows * demo.MONTHS / seconds / 1e6
     click.echo(

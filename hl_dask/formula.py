@@ -135,6 +135,16 @@ class Formula:
             tuple(sorted(v.items())) if isinstance(v, dict) else v for v in bound.arguments.values()
         )
 
+    def evaluate(self, instance: Any, key: tuple[Any, ...]) -> Any:
+        """Call the user's function with canonical arguments."""
+        if self.arity >= 0:
+            return self.function(instance, *key)
+        bound = self.signature.bind_partial()
+        for parameter, value in zip(self.signature.parameters.values(), key, strict=True):
+            is_dict = parameter.kind is inspect.Parameter.VAR_KEYWORD
+            bound.arguments[parameter.name] = dict(value) if is_dict else value
+        return self.function(instance, *bound.args, **bound.kwargs)
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if instance is None:
             return self
@@ -265,6 +275,8 @@ class PlainSession:
 
     running = False
     """Whether a run is on; a single call from outside counts by its call stack."""
+    setting_up = False
+    """Whether attributes are written as part of a run, which must not end it."""
     data: Any = None
 
     def __init__(self) -> None:
@@ -298,9 +310,9 @@ class PlainSession:
         stack.push(formula, key)
         try:
             if len(stack.frames) % HOP == 0:
-                value = on_fresh_stack(lambda: formula.function(instance, *key))
+                value = on_fresh_stack(lambda: formula.evaluate(instance, key))
             else:
-                value = formula.function(instance, *key)
+                value = formula.evaluate(instance, key)
         except HlDaskError as error:
             if error.formula is None:
                 error.formula = call_text(formula.name, key)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -277,7 +278,7 @@ def _slots(graph: Graph, reductions: Sequence[int]) -> tuple[dict[int, Slot], di
         key = f"{kind}|{meta.dtype}"
         shape = meta.shape
         start = lengths.get(key, 0)
-        if kind == "moments":
+        if kind.endswith("moments"):
             # One vector holds counts, means and squares of all its reductions, three rows.
             shape = shape[1:]
         slots[node] = Slot(key, start, shape)
@@ -285,7 +286,7 @@ def _slots(graph: Graph, reductions: Sequence[int]) -> tuple[dict[int, Slot], di
     vectors = {}
     for key, length in lengths.items():
         dtype = key.split("|", 1)[1]
-        vectors[key] = (dtype, 3 * length if key.startswith("moments") else length)
+        vectors[key] = (dtype, 3 * length if "moments" in key else length)
     return slots, vectors, aggregates
 
 
@@ -309,9 +310,10 @@ class Machine:
         self.arena = np.zeros(program.arena_bytes(block_rows) + ALIGN, dtype=np.uint8)
         self.objects: dict[int, Array] = {}
         self.partial: dict[str, Any] = {
-            key: np.zeros((3, n // 3) if key.startswith("moments") else n, dtype=dtype)
+            key: np.zeros((3, n // 3) if "moments" in key else n, dtype=dtype)
             for key, (dtype, n) in program.vectors.items()
         }
+        self.partial |= {key: [None] for key in program.aggregates}
         self.columns: dict[str, Array] = {}
         self._bound: dict[int, tuple[list[Step], list[int]]] = {}
 
@@ -420,6 +422,9 @@ class Machine:
             return self._aggregate_step(node, args[0])
         out = array(node)
         if name == "ufunc":
+            if static in (np.maximum, np.minimum):
+                # Their out argument must not be positional, lest it be taken for a third operand.
+                return partial(static, out=out), tuple(args)  # type: ignore[arg-type]
             return static, (*args, out)  # type: ignore[return-value]
         if name == "column":
             return self._load(str(static), out)
@@ -445,7 +450,7 @@ class Machine:
         slot = self.program.slots[node]
         vector = self.partial[slot.key]
         kind, axes, keepdims, dtype = static
-        if kind == "moments":
+        if kind.endswith("moments"):
             target = vector[:, slot.start : slot.stop].reshape((3, *slot.shape))
             return reduce_rows, (value, static, target)
         target = vector[slot.start : slot.stop].reshape(slot.shape)
@@ -455,8 +460,7 @@ class Machine:
 
     def _aggregate_step(self, node: int, value: Array) -> Step:
         slot = self.program.slots[node]
-        aggregate, cell = self.program.aggregates[slot.key], [None]
-        self.partial[slot.key] = cell
+        aggregate, cell = self.program.aggregates[slot.key], self.partial[slot.key]
 
         def step() -> None:
             cell[0] = aggregate.map(value.copy())
@@ -481,7 +485,7 @@ def unpack(program: Program, partial: Partial) -> dict[int, Any]:
         vector = partial[slot.key]
         if slot.key.startswith("aggregate"):
             values[node] = program.aggregates[slot.key].finish(vector[0])
-        elif slot.key.startswith("moments"):
+        elif "moments" in slot.key:
             values[node] = vector[:, slot.start : slot.stop].reshape((3, *slot.shape)).copy()
         else:
             values[node] = vector[slot.start : slot.stop].reshape(slot.shape).copy()[()]

@@ -135,10 +135,8 @@ class Model:
             return
         self._check_name(name)
         self.__dict__[name] = value
-        if not isinstance(self._session, PlainSession) or getattr(self._session, "running", None) is False:
-            if getattr(self._session, "setting_up", False):
-                return
-        self._clear()
+        if not self._session.setting_up:
+            self._clear()
 
     def __delattr__(self, name: str) -> None:
         if self._session.refuses_writes():
@@ -235,7 +233,7 @@ class Model:
         state.update(
             _session=session,
             _proj_len=proj_len,
-            _reports=[(f, k, v) for (f, k), v in session.reports.items()],
+            _reports=self._in_order([(f, k, v) for (f, k), v in session.reports.items()]),
             _result=None,
         )
 
@@ -270,6 +268,11 @@ class Model:
     def df_agg(self) -> pd.DataFrame:
         """Totals of the last run by t; see :class:`~hl_dask.result.Result`."""
         return tabulate(self._last_reports(), self._proj_len or 0)[0]
+
+    def _in_order(self, reports: list[Any]) -> list[Any]:
+        """Reports in the order of definition of the formulas, then by arguments."""
+        ranks = {f: k for k, f in enumerate(self._formulas())}
+        return sorted(reports, key=lambda r: (ranks[r[0]], [_sortable(a) for a in r[1]]))
 
     def _last_reports(self) -> list[Any]:
         if self._reports is None:
@@ -510,8 +513,7 @@ class LightModel(Model):
         if self._proj_len is None:
             raise PlanError("the model has not been run yet", remedy="call RunModel(proj_len) first")
         self.ClearOptimize()
-        result = self.ExecuteActions(self._proj_len)
-        self.__dict__["_reports"] = result.reports
+        self.ExecuteActions(self._proj_len)
 
     def ClearOptimize(self) -> None:
         """Forget cached values; the next run releases values."""
@@ -593,7 +595,9 @@ class _Run:
         """Reported values of a verified pass."""
         assert self.projection is not None
         outputs = self.projection.recording.outputs
-        return [(o.formula, o.key, o.value if o.node is None else values[o.node]) for o in outputs]
+        return self.model._in_order(
+            [(o.formula, o.key, o.value if o.node is None else values[o.node]) for o in outputs]
+        )
 
     def publish(self, reports: list[Any], stats: RunStats) -> Result:
         """Keep the result as that of the model's last run."""
@@ -630,7 +634,7 @@ class _Run:
         found = replay_whole(model._clone, self.points, wanted, self.proj_len, release)
         rows = self.points.rows if self.points is not None else 1
         stats = RunStats(rows=rows, months=self.proj_len + 1, record_s=self.stats_record_s, passes=1)
-        return [(f, k, v) for (f, k), v in found.items()], stats
+        return model._in_order([(f, k, v) for (f, k), v in found.items()]), stats
 
 
 def _check_len(proj_len: Any) -> int:
@@ -640,6 +644,12 @@ def _check_len(proj_len: Any) -> int:
             remedy="for 277 months, t = 0..276, give 276",
         )
     return int(proj_len)
+
+
+def _sortable(value: Any) -> tuple[str, Any]:
+    if isinstance(value, (bool, int, float, np.number)):
+        return "", value
+    return type(value).__name__, value if isinstance(value, str) else repr(value)
 
 
 def _view_of(value: Any, original: Any) -> bool:

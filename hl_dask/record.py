@@ -310,7 +310,10 @@ def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool)
             )
         return Output(call.formula, call.key, None, aggregated)
     check_reported(value, call.text, tracer.rows, explicit=explicit)
-    return Output(call.formula, call.key, value.node if is_traced(value) else None, None if is_traced(value) else value)
+    if is_traced(value):
+        return Output(call.formula, call.key, value.node)
+    plain = value.view(np.ndarray) if isinstance(value, np.ndarray) else value
+    return Output(call.formula, call.key, None, plain)
 
 
 def _aggregate(tracer: Tracer, call: Call, value: Any, function: Any) -> Any:

@@ -108,10 +108,10 @@ def replay_whole(
 
 def run_before(session: Any, instance: Any) -> None:
     """Run the user's BeforeRun, which may write attributes; afterwards they are read-only."""
-    session.running = False
+    session.setting_up = True
     if hasattr(instance, "BeforeRun"):
         instance.BeforeRun()
-    session.running = True
+    session.setting_up, session.running = False, True
 
 
 def same_number(a: Any, b: Any) -> bool:

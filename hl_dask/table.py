@@ -75,6 +75,8 @@ class Table(Lookup):
     0.002
     """
 
+    _keeps_bound = True
+
     def __init__(
         self,
         df: Any,

@@ -125,6 +125,7 @@ class TraceSession:
         self.opaque: dict[str, str] = {}
         self.columns: dict[str, Any] = {}
         self.running = False
+        self.setting_up = True
         self.limit_bytes: int | None = None
         self.held_bytes = 0
         self.data = DataView(
@@ -260,7 +261,7 @@ class TraceSession:
     def _traced_value(self, call: Call, guards: int) -> Any:
         formula, tracer = call.formula, self.tracer
         try:
-            raw = formula.function(self.instance, *call.key)
+            raw = formula.evaluate(self.instance, call.key)
             if tracer.failures:
                 raise tracer.failures[0]
             if tracer.op_errors:
@@ -311,7 +312,7 @@ class TraceSession:
         for name, value in self.attributes.items():
             twin.__dict__[name] = self.to_plain(value, rows)
         try:
-            return call.formula.function(twin, *call.key)
+            return call.formula.evaluate(twin, call.key)
         finally:
             twin.__dict__["_session"] = outer
 
@@ -576,7 +577,7 @@ class BlockSession:
         instance.__dict__.update(state)
         instance.__dict__.update(self.attributes)
         instance.__dict__["_session"] = self
-        raw = call.formula.function(instance, *call.key)
+        raw = call.formula.evaluate(instance, call.key)
         array = raw.to_numpy() if hasattr(raw, "to_numpy") else np.asarray(raw)
         if array.shape != (self.rows, *call.shape):
             raise OpaqueFormulaError(

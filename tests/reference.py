@@ -226,8 +226,9 @@ def read_cell(frame: pd.DataFrame, values: Mapping[str, Any], name: str, args: A
         return values[name]
     t, *others = args
     column = frame[(name, *others)] if others else frame[name]
-    assert isinstance(column, pd.Series), f"{name}{args} is not one column of df_agg"
-    return column.loc[t]
+    cell = column.loc[t]
+    # A formula that reports an array has a column for each entry.
+    return cell.to_numpy() if isinstance(column, pd.DataFrame) else cell
 
 
 def mismatches(frame: pd.DataFrame, values: Mapping[str, Any], expected: Ledger) -> list[str]:

@@ -133,6 +133,7 @@ class Scenarios(hl.Model):
     def some(self, t):
         return self.fund(t)[:, 1:3]
 
+    @hl.agg(hl.Sum(axis=0))
     def total_by_scenario(self, t):
         return self.fund(t).sum(axis=0)
 
@@ -145,6 +146,7 @@ class Scenarios(hl.Model):
     def value_at_risk(self, t):
         return np.quantile(self.total_by_scenario(t), 0.75)
 
+    @hl.agg(hl.Sum(axis=0))
     def ordered_totals(self, t):
         return np.sort(self.fund(t).sum(axis=0))
 
@@ -928,6 +930,7 @@ class Shared(hl.Model):
     def switched(self, t):
         return t % 2 == 0
 
+    @hl.agg(hl.Sum(axis=0))
     def curve(self):
         return self.spot * 2
 

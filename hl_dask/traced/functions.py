@@ -103,8 +103,8 @@ def _search(names: str, moving: str, tables: tuple[str, ...]) -> Rule:
         x = options[moving]
         axis = x.axis if is_traced(x) else -1
         order = names.split()
-        count = max(order.index(name) for name in (moving, *tables)) + 1
-        positional = tuple(options.pop(name) for name in order[:count])
+        count = max(order.index(name) for name in (moving, *tables) if name != "sorter") + 1
+        positional = tuple(options.pop(name) for name in order[:count] if name in options)
         return call(tracer, func, positional, options, axis=lambda v: axis)
 
     return rule
@@ -223,20 +223,21 @@ REDUCERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def moments(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+def moments(x: Any, axes: tuple[int, ...], keepdims: bool, skip_nan: bool) -> Any:
     """Count, mean and squared deviations from the mean over ``axes``, stacked on a first axis."""
-    count = np.prod([x.shape[a] for a in axes], dtype=np.float64)
-    mean = np.mean(x, axis=axes, keepdims=True)
-    m2 = np.sum(np.square(np.abs(x - mean)), axis=axes, keepdims=keepdims)
-    mean = mean if keepdims else np.squeeze(mean, axis=axes)
-    return np.stack([np.full_like(m2, count), mean, m2])
+    valid = ~np.isnan(x) if skip_nan else np.ones_like(x, dtype=bool)
+    count = np.sum(valid, axis=axes, keepdims=True)
+    mean = np.sum(x, axis=axes, keepdims=True, where=valid) / np.maximum(count, 1)
+    m2 = np.sum(np.square(x - mean), axis=axes, keepdims=True, where=valid)
+    parts = np.stack([count.astype(m2.dtype), mean, m2])
+    return parts if keepdims else np.squeeze(parts, axis=tuple(a + 1 for a in axes))
 
 
 def reduce_rows(x: Any, static: tuple[str, tuple[int, ...], bool, str | None], out: Any = None) -> Any:
     """Do a reduction described by the static part of its node, on a block or on a sample."""
     kind, axes, keepdims, dtype = static
-    if kind == "moments":
-        value = moments(x, axes, keepdims)
+    if kind.endswith("moments"):
+        value = moments(x, axes, keepdims, kind == "nanmoments")
         if out is not None:
             out[...] = value
         return value
@@ -328,15 +329,8 @@ def _variance(root: bool, skip_nan: bool) -> Rule:
             return _within(tracer, func, x, axis, keepdims, {"ddof": ddof})
         if x.dtype.kind in "iub":
             x = x.astype(np.float64)
-        if skip_nan:
-            valid = ~np.isnan(x)
-            count = np.sum(valid, axis=axis, keepdims=keepdims)
-            mean = np.sum(np.where(valid, x, 0.0), axis=axis, keepdims=keepdims) / count
-            second = np.sum(np.where(valid, x * x, 0.0), axis=axis, keepdims=keepdims)
-            variance = (second - count * mean * mean) / (count - ddof)
-        else:
-            parts = _reduce(tracer, "moments", x, axis, keepdims)
-            variance = parts[2] / (parts[0] - ddof)
+        parts = _reduce(tracer, "nanmoments" if skip_nan else "moments", x, axis, keepdims)
+        variance = parts[2] / (parts[0] - ddof)
         return np.sqrt(variance) if root else variance
 
     return rule

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from hl_dask.traced.ops import FUNCTIONS
+
 
 class SharedArray(np.ndarray[Any, Any]):
     """A read-only view of an assumption array; indexing it with a traced array is recorded.
@@ -24,7 +26,9 @@ class SharedArray(np.ndarray[Any, Any]):
     def take(self, indices: Any, axis: Any = None, out: Any = None, mode: Any = "raise") -> Any:
         """See :func:`numpy.take`."""
         if hasattr(type(indices), "__hl_gather__"):
-            return np.take(self, indices, axis=axis, mode=mode)
+            # np.take looks at the array only, and would come back here.
+            options = {"axis": axis, "mode": mode}
+            return FUNCTIONS[np.take](indices.tracer, np.take, (self, indices), options)
         return super().take(indices, axis, out, mode)
 
     def searchsorted(self, v: Any, side: Any = "left", sorter: Any = None) -> Any:
