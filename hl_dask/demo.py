@@ -42,6 +42,8 @@ class TermAssurance(hl.Model):
     year unless the name ends with ``_mth``.
     """
 
+    mort_table: hl.Table  # by sex and attained age
+    lapse_table: hl.Table  # by complete years since issue
     claim_expense = 250.0  # per death
     maintenance_expense = 60.0  # per policy and year, at time 0
     inflation_rate = 0.02

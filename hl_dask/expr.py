@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 SHARED, POINT, PORTFOLIO = "shared", "per-point", "portfolio"
 
@@ -33,8 +33,7 @@ class Frozen:
     items: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Op:
+class Op(NamedTuple):
     """What a node does, apart from its arguments.
 
     Attributes
@@ -49,8 +48,7 @@ class Op:
     static: Hashable = None
 
 
-@dataclass(frozen=True, slots=True)
-class Meta:
+class Meta(NamedTuple):
     """What is known of a node's value without evaluating it.
 
     Attributes
@@ -83,24 +81,30 @@ class Graph:
     metas: list[Meta] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)
-    index: dict[tuple[Any, ...], int] = field(default_factory=dict)
-    _interned: dict[Any, Any] = field(default_factory=dict)
+    index: dict[tuple[int, ...], int] = field(default_factory=dict)
+    op_ids: dict[Op, int] = field(default_factory=dict)
+    _metas: dict[Meta, Meta] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ops)
 
+    def op_id(self, op: Op) -> int:
+        """Number of an operation; numbers are hashed faster than what they stand for."""
+        found = self.op_ids.get(op)
+        return self.op_ids.setdefault(op, len(self.op_ids)) if found is None else found
+
     def find(self, op: Op, args: tuple[int, ...]) -> int | None:
         """Id of the node, or None when the graph does not hold it."""
-        return self.index.get((op, args))
+        return self.index.get((self.op_id(op), *args))
 
     def add(self, op: Op, args: tuple[int, ...], kind: str, meta: Meta, owner: int) -> int:
         """Append a node that is not there yet and return its id.
 
         The phase is the number of reductions on the deepest path from a leaf to the node.
         """
-        op = self._interned.setdefault(op, op)
-        meta = self._interned.setdefault(meta, meta)
-        phase = max((self.phases[a] for a in args), default=0)
+        phase = 0
+        for arg in args:
+            phase = max(phase, self.phases[arg])
         if op.name in REDUCTIONS:
             phase += 1
         node = len(self.ops)
@@ -108,9 +112,9 @@ class Graph:
         self.args.append(args)
         self.kinds.append(kind)
         self.phases.append(phase)
-        self.metas.append(meta)
+        self.metas.append(self._metas.setdefault(meta, meta))
         self.owners.append(owner)
-        self.index[op, args] = node
+        self.index[(self.op_id(op), *args)] = node
         return node
 
     def ancestors(self, roots: Iterable[int]) -> list[int]:

@@ -17,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from hl_dask.formula import BoundFormula, Formula
+from hl_dask.aggregate import Aggregate, Sum
+from hl_dask.formula import DEFAULT, BoundFormula, Formula
 
+INSTALLED: dict[str, bool] = {}
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, np.dtype)
 
 
@@ -109,9 +111,9 @@ class _Walker:
             for item in sorted(value, key=repr):
                 self.add(item)
         elif isinstance(value, Formula):
-            self.add((value.name, repr(value.agg), value.per_point))
+            self.add((value.name, value.per_point))
             self._function(value.function)
-            self.add(value.agg)
+            self.add("default" if value.agg is DEFAULT else value.agg)
         elif isinstance(value, types.FunctionType):
             self._function(value)
         elif isinstance(value, types.MethodType):
@@ -119,6 +121,8 @@ class _Walker:
             self.add(value.__self__)
         elif isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType, np.ufunc)):
             self._named(value)
+        elif isinstance(value, (Aggregate, Sum)):
+            self.add(dict(vars(value)))
         elif hasattr(type(value), "digest"):
             self.sha.update(value.digest().encode())
         elif type(value).__module__.split(".")[0] == "pandas":
@@ -136,7 +140,7 @@ class _Walker:
 
     def _function(self, function: types.FunctionType) -> None:
         code = getattr(function, "__code__", None)
-        if code is None:
+        if code is None or _installed(function.__module__):
             self._named(function)
             return
         self.sha.update(repr(_code_parts(code)).encode())
@@ -201,5 +205,8 @@ def _installed(module: str) -> bool:
     top = module.split(".")[0]
     if top in sys.stdlib_module_names and top != "__main__":
         return True
+    if top in INSTALLED:
+        return INSTALLED[top]
     file = getattr(sys.modules.get(top), "__file__", None) or ""
-    return "site-packages" in file or "dist-packages" in file or top == "hl_dask"
+    found = "site-packages" in file or "dist-packages" in file or top == "hl_dask"
+    return INSTALLED.setdefault(top, found)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from hl_dask.aggregate import COMBINE, Aggregate, Partial
 from hl_dask.errors import FormulaError, HlDaskError, UnsupportedError
-from hl_dask.expr import POINT, PORTFOLIO, REDUCTIONS, Graph
+from hl_dask.expr import POINT, PORTFOLIO, REDUCTIONS, Graph, Meta
 from hl_dask.liveness import allocate, peak_live, schedule
 from hl_dask.trace import BlockSession
 from hl_dask.traced import fill, reduce_rows
@@ -155,13 +155,14 @@ class Program:
         return found | {key: a.combine for key, a in self.aggregates.items()}
 
 
-def row_bytes(kind: tuple[str, tuple[int, ...], int]) -> int:
+@cache
+def row_bytes(kind: Meta) -> int:
     """Bytes of one row of a register."""
     dtype, shape, _ = kind
     return int(np.dtype(dtype).itemsize * np.prod(shape, dtype=np.int64))
 
 
-def register_bytes(kind: tuple[str, tuple[int, ...], int], rows: int) -> int:
+def register_bytes(kind: Meta, rows: int) -> int:
     """Bytes that a register takes in the arena."""
     return -(-row_bytes(kind) * rows // ALIGN) * ALIGN + STAGGER
 
@@ -182,24 +183,23 @@ def compile_program(graph: Graph, reductions: Iterable[int], describe: Callable[
         When a per-point value needs a portfolio value.
     """
     wanted = sorted(set(reductions))
-    needed = [n for n in graph.ancestors(wanted) if graph.kinds[n] == POINT or n in set(wanted)]
+    targets = set(wanted)
+    needed = [n for n in graph.ancestors(wanted) if graph.kinds[n] == POINT or n in targets]
     check_single_phase(graph, needed, describe)
-    members = set(needed)
     moving = [n for n in needed if graph.ops[n].name not in STATIC]
     real = [n for n in moving if graph.ops[n].name not in VIEWS]
     root = _roots(graph, moving)
 
-    def reads(node: int) -> list[int]:
-        return [root[a] for a in graph.args[node] if a in root and graph.ops[root[a]].name not in STATIC]
-
-    def size(node: int) -> int:
-        return 0 if graph.ops[node].name in REDUCTIONS else row_bytes(_kind(graph, node))
-
-    order = schedule(real, {n: reads(n) for n in real}, size)
+    static = {n for n in root.values() if graph.ops[n].name in STATIC}
+    table = {n: [root[a] for a in graph.args[n] if a in root and root[a] not in static] for n in real}
+    reads = table.__getitem__
+    sizes = {n: 0 if graph.ops[n].name in REDUCTIONS else row_bytes(graph.metas[n]) for n in real}
+    size = sizes.__getitem__
+    order = schedule(real, table, size)
     register, kinds = allocate(
         order,
         reads,
-        lambda n: None if graph.ops[n].name in REDUCTIONS else _kind(graph, n),
+        lambda n: None if graph.ops[n].name in REDUCTIONS else graph.metas[n],
         lambda n: graph.ops[n].name in SAFE_IN_PLACE,
     )
     peak, where = peak_live(order, reads, size)
@@ -219,7 +219,6 @@ def compile_program(graph: Graph, reductions: Iterable[int], describe: Callable[
         peak_node=order[where] if order else -1,
         live_at_peak=_live_at(order, reads, where),
     )
-    del members
     return program
 
 
@@ -238,11 +237,6 @@ def check_single_phase(graph: Graph, nodes: Iterable[int], describe: Callable[[i
                     remedy=f"report totals with formulas of their own, run {source} first and pass its value "
                     "in as an assumption, or use RunModel on data that fit in memory",
                 )
-
-
-def _kind(graph: Graph, node: int) -> tuple[str, tuple[int, ...], int]:
-    meta = graph.metas[node]
-    return meta.dtype, meta.shape, meta.axis
 
 
 def _roots(graph: Graph, nodes: Iterable[int]) -> dict[int, int]:

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hl_dask.expr import PORTFOLIO, REDUCTIONS, SHARED, Graph
 from hl_dask.kernel import Program, compile_program, portfolio_ancestors, row_bytes
 from hl_dask.plan import ActionPlan, CallInfo
 from hl_dask.points import ModelPoints
-from hl_dask.record import Recording
+from hl_dask.record import Recording, no_collection
 
 
-def program_of(recording: Recording) -> Program:
-    """The program of all reductions that the outputs and guards of a recording need."""
+def roots_of(recording: Recording) -> list[int]:
+    """Portfolio nodes that a recording wants: outputs and guards."""
+    outputs = [o.node for o in recording.outputs if o.node is not None]
+    return outputs + [node for node, _ in recording.guards]
+
+
+def reductions_of(recording: Recording) -> list[int]:
+    """Reductions that the outputs and guards of a recording need."""
     graph = recording.graph
-    roots = [o.node for o in recording.outputs if o.node is not None] + [n for n, _ in recording.guards]
-    reductions = [n for n in portfolio_ancestors(graph, roots) if graph.ops[n].name in REDUCTIONS]
-    return compile_program(graph, reductions, recording.describe)
+    needed = portfolio_ancestors(graph, roots_of(recording))
+    return [n for n in needed if graph.ops[n].name in REDUCTIONS]
+
+
+def program_of(recording: Recording, reductions: Sequence[int] | None = None) -> Program:
+    """The program of some reductions (all that are needed by default), compiled once."""
+    wanted = tuple(reductions_of(recording) if reductions is None else reductions)
+    program = recording.programs.get(wanted)
+    if program is None:
+        with no_collection():
+            program = compile_program(recording.graph, wanted, recording.describe)
+        recording.programs = {wanted: program}
+    return program
 
 
 def build_plan(
@@ -90,4 +107,4 @@ def _info(recording: Recording, number: int, reported: set[Any]) -> CallInfo:
 
 def _node_bytes(graph: Graph, node: int) -> int:
     meta = graph.metas[node]
-    return row_bytes((meta.dtype, meta.shape, meta.axis)) if meta.axis >= 0 else 0
+    return row_bytes(meta) if meta.axis >= 0 else 0

@@ -9,8 +9,10 @@ names the formula.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +25,7 @@ from hl_dask.expr import Graph, Op
 from hl_dask.formula import DEFAULT, Formula, call_text
 from hl_dask.points import ModelPoints
 from hl_dask.report import Wanted, check_reported, reported, run_formulas
-from hl_dask.trace import BEFORE_RUN, Call, Frame, Restart, TraceSession, template_of
+from hl_dask.trace import BEFORE_RUN, Call, Restart, TraceSession, template_of
 from hl_dask.traced import Tracer, TracedArray, is_traced, share
 
 SAMPLE_ROWS = (997, 499)
@@ -86,6 +88,7 @@ class Recording:
     sample_rows: tuple[int, int]
     schemas: dict[str, tuple[Any, tuple[int, ...], Any]]
     elapsed_s: float = 0.0
+    programs: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
     sample: Any = field(default=None, repr=False)
 
     def describe(self, owner: int) -> str:
@@ -140,13 +143,30 @@ def record(subject: Subject, proj_len: int, *, assumed: dict[int, Any] | None = 
     sizes = SAMPLE_ROWS
     while True:
         try:
-            recording = _record(subject, proj_len, sizes, dict(assumed or {}), graph or Graph())
+            with no_collection():
+                recording = _record(subject, proj_len, sizes, dict(assumed or {}), graph or Graph())
         except Restart:
             sizes = (max(SMALLEST_SAMPLE, sizes[0] // 4), max(SMALLEST_SAMPLE // 2, sizes[1] // 4))
             graph, assumed = None, None
             continue
         recording.elapsed_s = time.perf_counter() - started
         return recording
+
+
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Switch the cyclic garbage collector off for a while.
+
+    A recording makes some hundred thousand small objects that all live on; going through them again and
+    again would take as long as the recording itself.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _record(
@@ -251,8 +271,7 @@ def _share_arrays(subject: Subject, instance: Any, session: TraceSession) -> Non
 
 def _before_run(session: TraceSession, instance: Any) -> None:
     tracer = session.tracer
-    before = Call(BEFORE, (), [])
-    session.frames.append(Frame(-1, before))
+    session.frames.append(Call(BEFORE, ()))
     try:
         instance.BeforeRun()
         reason = tracer.escapes[0] if tracer.escapes else None

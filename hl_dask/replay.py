@@ -6,7 +6,7 @@ chunks, so that any formula is right, and no more memory than the values that ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +82,7 @@ class ReportingSession(PlainSession):
         return value
 
 
-def releases(finished: Sequence[int], reads: Callable[[int], Sequence[int]], key: Callable[[int], CallKey]) -> dict[CallKey, list[CallKey]]:
+def releases(finished: Sequence[int], reads: Callable[[int], Iterable[int]], key: Callable[[int], CallKey]) -> dict[CallKey, list[CallKey]]:
     """After which call each value is dropped: the last one, in order of completion, that reads it."""
     out: dict[CallKey, list[CallKey]] = {}
     for call, position in last_use(finished, reads).items():

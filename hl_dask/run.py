@@ -27,10 +27,10 @@ import psutil
 
 from hl_dask.blocks import Blocks
 from hl_dask.errors import MemoryBudgetError, SchedulerError, UnsupportedError
-from hl_dask.expr import REDUCTIONS
-from hl_dask.kernel import Program, compile_program, evaluate_global, portfolio_ancestors
+from hl_dask.kernel import Program, evaluate_global
 from hl_dask.lower import ChunkRunner, lower
 from hl_dask.plan import MemoryEstimate, parse_bytes, size_text
+from hl_dask.planning import program_of, reductions_of, roots_of
 from hl_dask.points import ModelPoints
 from hl_dask.record import Recording
 from hl_dask.replay import same_number
@@ -292,15 +292,11 @@ class Projection:
 
     def roots(self) -> list[int]:
         """Portfolio nodes that are wanted: outputs and guards."""
-        recording = self.recording
-        outputs = [o.node for o in recording.outputs if o.node is not None]
-        return outputs + [node for node, _ in recording.guards]
+        return roots_of(self.recording)
 
     def missing(self) -> list[int]:
         """Reductions that are needed and not known."""
-        graph = self.recording.graph
-        needed = portfolio_ancestors(graph, self.roots())
-        return [n for n in needed if graph.ops[n].name in REDUCTIONS and n not in self.known]
+        return [n for n in reductions_of(self.recording) if n not in self.known]
 
     def prepare(self) -> tuple[dict[Any, Any], str] | None:
         """The Dask graph of the next pass, within the memory allowed; None if nothing is missing."""
@@ -308,7 +304,7 @@ class Projection:
         if not missing:
             return None
         started = time.perf_counter()
-        program = compile_program(self.recording.graph, missing, self.recording.describe)
+        program = program_of(self.recording, missing)
         blocks, workers, projected, allowed = fit(
             program, self.points, self.rows, self.block_rows, self.settings
         )

@@ -31,6 +31,8 @@ from hl_dask.points import ModelPoints
 from hl_dask.traced import TracedArray, Tracer, TracedText, check_session, full_rows, is_traced
 
 BEFORE_RUN = "BeforeRun"
+SHADOWS = 8
+"""A formula is evaluated on plain arrays as well in its first calls and in each so many after that."""
 
 
 @dataclass(slots=True)
@@ -39,16 +41,18 @@ class Call:
 
     Attributes
     ----------
-    reads : list of int
-        Calls whose values it read, each once, in the order of reading.
+    reads : dict of int to None
+        Calls whose values it read, in the order of reading: an ordered set.
+    columns : dict of str to None
+        Columns that it read while it was evaluated on plain arrays.
     value : object
         The value as formulas see it: traced arrays within.
     """
 
     formula: Formula
     key: tuple[Any, ...]
-    reads: list[int] = field(default_factory=list)
-    columns: list[str] = field(default_factory=list)
+    reads: dict[int, None] = field(default_factory=dict)
+    columns: dict[str, None] = field(default_factory=dict)
     value: Any = None
     opaque: str | None = None
 
@@ -82,18 +86,6 @@ class OpaqueCall:
     dtype: str
 
 
-class Frame:
-    """Bookkeeping of one formula evaluation, put in place of the caller's while it runs."""
-
-    __slots__ = ("call", "call_id", "saved", "seen")
-
-    def __init__(self, call_id: int, call: Call) -> None:
-        self.call_id = call_id
-        self.call = call
-        self.seen: set[int] = set()
-        self.saved: tuple[Any, ...] = ()
-
-
 class TraceSession:
     """Evaluates formulas on traced arrays and keeps what they did.
 
@@ -118,7 +110,8 @@ class TraceSession:
         self.finished: list[int] = []
         self.index: dict[tuple[Formula, tuple[Any, ...]], int] = {}
         self.stack = CallStack()
-        self.frames: list[Frame] = []
+        self.frames: list[Call] = []
+        self.shadows: dict[Formula, int] = {}
         self.instance: Any = None
         self.twin: Any = None
         self.attributes: dict[str, Any] = {}
@@ -214,10 +207,7 @@ class TraceSession:
         if call_id is None:
             call_id = self._evaluate(formula, key)
         if self.frames:
-            frame = self.frames[-1]
-            if call_id not in frame.seen:
-                frame.seen.add(call_id)
-                frame.call.reads.append(call_id)
+            self.frames[-1].reads[call_id] = None
         return call_id
 
     def _evaluate(self, formula: Formula, key: tuple[Any, ...]) -> int:
@@ -225,13 +215,12 @@ class TraceSession:
         call_id = len(self.calls)
         call = Call(formula, key)
         self.calls.append(call)
-        frame = Frame(call_id, call)
         tracer = self.tracer
-        frame.saved = (tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows)
+        saved = (tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows)
         tracer.owner, tracer.escapes, tracer.failures = call_id, [], []
         tracer.op_errors, tracer.asked_rows = 0, False
         guards = len(tracer.guards)
-        self.frames.append(frame)
+        self.frames.append(call)
         error: BaseException | None = None
         try:
             if len(self.stack.frames) % HOP == 0:
@@ -245,7 +234,7 @@ class TraceSession:
             self.frames.pop()
             self.stack.pop()
             asked = tracer.asked_rows
-            tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows = frame.saved
+            tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows = saved
             tracer.asked_rows |= asked
             if isinstance(error, HlDaskError) and error not in tracer.failures:
                 # A caller that swallows the error would go on with a value that other rows do not have.
@@ -320,7 +309,12 @@ class TraceSession:
         tracer = self.tracer
         if not self.shadow or tracer.asked_rows or len(tracer.guards) != guards:
             return value
-        reads, columns = list(call.reads), list(call.columns)
+        seen = self.shadows[call.formula] = self.shadows.get(call.formula, 0) + 1
+        if seen > SHADOWS and seen % SHADOWS:
+            # A formula goes one way with plain arrays and another with traced ones because of what it
+            # asks of their type, which is no matter of t: some of its calls tell.
+            return value
+        reads, columns = dict(call.reads), dict(call.columns)
         try:
             plain = self.plainly(call)
         except HlDaskError:
@@ -345,8 +339,7 @@ class TraceSession:
         formula, tracer = call.formula, self.tracer
         tracer.failures, tracer.op_errors = [], 0
         call.opaque = reason
-        call.reads, call.columns = [], []
-        self.frames[-1].seen.clear()
+        call.reads, call.columns = {}, {}
         try:
             plain = self.plainly(call)
         except HlDaskError:
@@ -634,8 +627,8 @@ class PlainSession:
         """A column as it is in a plain run."""
         trace = self.trace
         traced = trace.traced_column(name)
-        if trace.frames and name not in trace.frames[-1].call.columns:
-            trace.frames[-1].call.columns.append(name)
+        if trace.frames:
+            trace.frames[-1].columns[name] = None
         return trace.to_plain(traced, self.rows)
 
     def frame(self) -> Any:

@@ -30,8 +30,7 @@ def attempt(tracer: Tracer, func: Callable[..., Any], args: Any, kwargs: dict[st
     try:
         return func(*args, **kwargs)
     except HlDaskError as error:
-        if not tracer.suspended:
-            tracer.fail(error)
+        tracer.fail(error)
         raise
     except OPERATION_ERRORS:
         tracer.op_errors += 1
@@ -134,10 +133,37 @@ def result(tracer: Tracer, op: Op, args: tuple[int, ...], value: Any, axis: int,
 # ---- universal functions ---------------------------------------------------------------------
 
 _UFUNC_OPS: dict[np.ufunc, Op] = {}
+_NO_OPTIONS: dict[str, Any] = {}
 
 
 def apply_ufunc(tracer: Tracer, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
     """An elementwise operation with positional operands and nothing else."""
+    metas = tracer.graph.metas
+    array_type = Traced.array_type
+    ids: list[int] = []
+    values: list[Any] = []
+    offset: int | None = None
+    for operand in inputs:
+        kind = type(operand)
+        if kind is array_type and operand.tracer is tracer:
+            axis = metas[operand.node].axis
+            if axis >= 0 and offset is None:
+                offset = axis - operand.value.ndim
+            elif axis < 0 or offset != axis - operand.value.ndim:
+                return _unequal(tracer, ufunc, inputs)
+            ids.append(operand.node)
+        elif kind is float or kind is int:
+            ids.append(tracer.constant(operand))
+            values.append(operand)
+            continue
+        else:
+            return _unequal(tracer, ufunc, inputs)
+        values.append(operand.value)
+    return _elementary(tracer, ufunc, ids, values, offset)
+
+
+def _unequal(tracer: Tracer, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
+    """As :func:`apply_ufunc`, for operands of all kinds: arrays, totals, rows on other axes."""
     offset = row_offset(tracer, inputs)
     ids = []
     values = []
@@ -145,14 +171,23 @@ def apply_ufunc(tracer: Tracer, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any
         node, value = lift(tracer, operand, offset)
         ids.append(node)
         values.append(value)
-    value = attempt(tracer, ufunc, values, {})
+    return _elementary(tracer, ufunc, ids, values, offset)
+
+
+def _elementary(
+    tracer: Tracer, ufunc: np.ufunc, ids: list[int], values: list[Any], offset: int | None
+) -> Any:
+    value = attempt(tracer, ufunc, values, _NO_OPTIONS)
     op = _UFUNC_OPS.get(ufunc)
     if op is None:
         op = _UFUNC_OPS.setdefault(ufunc, Op("ufunc", ufunc))
     if type(value) is tuple:
         return split(tracer, op, tuple(ids), value, offset)
-    axis = -1 if offset is None else value.ndim + offset
-    return Traced.make(tracer, tracer.node(op, tuple(ids), value, axis), value)
+    found = tracer.graph.index.get((tracer.graph.op_id(op), *ids))
+    if found is None:
+        axis = -1 if offset is None else value.ndim + offset
+        found = tracer.new_node(op, tuple(ids), value, axis)
+    return Traced.array_type(tracer, found, value)
 
 
 def split(tracer: Tracer, op: Op, args: tuple[int, ...], values: tuple[Any, ...], offset: int | None) -> Any:
@@ -164,12 +199,14 @@ def split(tracer: Tracer, op: Op, args: tuple[int, ...], values: tuple[Any, ...]
     return tuple(out)
 
 
+_POWERS = {2: np.square, -1: np.reciprocal, 0.5: np.sqrt, 1: np.positive}
+
+
 def power(base: Traced, exponent: Any) -> Any:
     """``base ** exponent`` with the special cases that NumPy's operator makes, bit for bit."""
-    special = {2: np.square, -1: np.reciprocal, 0.5: np.sqrt, 1: np.positive}
     if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, np.generic)):
         kind = base.value.dtype.kind
-        ufunc = special.get(exponent)
+        ufunc = _POWERS.get(exponent)
         if ufunc is not None and (kind in "fc" or (kind in "iu" and exponent == 2)) and base.value.ndim:
             if kind in "iu" and isinstance(exponent, float):
                 return apply_ufunc(base.tracer, np.power, (base, exponent))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hl_dask.errors import HlDaskError, RowMixingError
-from hl_dask.expr import PORTFOLIO, SHARED, Graph, Meta, Op, kind_of
+from hl_dask.expr import POINT, SHARED, Graph, Meta, Op, kind_of
 
 Array = NDArray[Any]
 SMALL_BYTES = 512
@@ -48,7 +48,6 @@ class Tracer:
         self.escapes: list[str] = []
         self.failures: list[HlDaskError] = []
         self.op_errors = 0
-        self.suspended = False
         self.describe_owner: Callable[[int], str] = lambda owner: f"call {owner}"
         self._scalars: dict[Any, int] = {}
         self._arrays: dict[int, tuple[Array, int]] = {}
@@ -103,20 +102,21 @@ class Tracer:
         axis : int
             The point axis of the result, -1 if it has none.
         """
-        found = self.graph.index.get((op, args))
-        if found is not None:
-            return found
+        found = self.graph.find(op, args)
+        return self.new_node(op, args, value, axis) if found is None else found
+
+    def new_node(self, op: Op, args: tuple[int, ...], value: Any, axis: int) -> int:
+        """Append an operation that the graph does not hold; an error in the second trace."""
+        graph = self.graph
         if self.frozen:
             raise self.fail(self._differs(op, args))
         dtype = getattr(value, "dtype", None)
-        shape = tuple(np.shape(value))
+        shape = np.shape(value)
         if axis >= 0:
             shape = shape[:axis] + shape[axis + 1 :]
         meta = Meta(dtype.str if dtype is not None else "|O", shape, axis)
-        kind = kind_of(op, (self.graph.kinds[a] for a in args))
-        if op.name in LEAVES:
-            kind = LEAVES[op.name]
-        return self.graph.add(op, args, kind, meta, self.owner)
+        kind = LEAVES.get(op.name) or kind_of(op, [graph.kinds[a] for a in args])
+        return graph.add(op, args, kind, meta, self.owner)
 
     def constant(self, value: Any) -> int:
         """Node of a shared value: a Python or NumPy scalar or an array without a point axis."""
@@ -208,5 +208,4 @@ class Tracer:
         return self.graph.kinds[node]
 
 
-LEAVES = {"constant": SHARED, "column": "per-point", "opaque": "per-point", "full": "per-point"}
-PORTFOLIO_KIND = PORTFOLIO
+LEAVES = {"constant": SHARED, "column": POINT, "opaque": POINT, "full": POINT}
