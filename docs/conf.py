@@ -1,11 +1,13 @@
 """Sphinx configuration. Nothing here needs the network."""
 
-from importlib.metadata import version as installed_version
+import tomllib
+from pathlib import Path
 
 project = "hl_dask"
 author = "hl_dask developers"
 copyright = "2026, hl_dask developers"
-release = installed_version("hl-dask")
+with (Path(__file__).parent.parent / "pyproject.toml").open("rb") as file:
+    release = tomllib.load(file)["project"]["version"]
 version = ".".join(release.split(".")[:2])
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

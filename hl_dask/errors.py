@@ -10,6 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 
+MOST_CALLERS = 5
+"""Callers of the failing formula that an error names."""
+
+
 class HlDaskError(Exception):
     """Root of all errors that hl_dask raises on purpose.
 
@@ -42,6 +46,12 @@ class HlDaskError(Exception):
         self.column = column
         self.file = file
         self.remedy = remedy
+        self.callers: list[str] = []
+
+    def called_by(self, call: str) -> None:
+        """Note a formula call through which the error passed on its way out."""
+        if call != self.formula and len(self.callers) < MOST_CALLERS:
+            self.callers.append(call)
 
     def __str__(self) -> str:
         where = [
@@ -56,6 +66,8 @@ class HlDaskError(Exception):
         text = self.message
         if where:
             text += f"\n  where: {', '.join(where)}"
+        if self.callers:
+            text += f"\n  called by: {' <- '.join(self.callers)}"
         if self.remedy:
             text += f"\n  what to do: {self.remedy}"
         return text
@@ -66,8 +78,7 @@ class HlDaskError(Exception):
 
 
 def _rebuild(cls: type[HlDaskError], message: str, state: dict[str, Any]) -> HlDaskError:
-    error = cls.__new__(cls)
-    Exception.__init__(error, message)
+    error = cls(message)
     error.__dict__.update(state)
     return error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Iterable
@@ -41,6 +42,30 @@ def source_digest(formula: Formula) -> str:
 def _code_parts(code: types.CodeType) -> tuple[Any, ...]:
     consts = tuple(_code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts)
     return code.co_code, consts, code.co_names, code.co_freevars
+
+
+def reachable_digests(instance: Any, formulas: Iterable[Formula]) -> dict[str, str]:
+    """Digests of what each formula can reach outside its arguments, and of each attribute.
+
+    What cannot be digested is left out.
+    """
+    things: dict[str, Any] = {f.name: f for f in formulas}
+    for cls in type(instance).__mro__:
+        if not _installed(cls.__module__):
+            helpers = {k: v for k, v in vars(cls).items() if k[:2] != "__" and k not in things}
+            things.update(helpers)
+    things.update({k: v for k, v in instance.__dict__.items() if k[0] != "_"})
+    found = {}
+    for name, thing in things.items():
+        if isinstance(thing, BoundFormula):
+            continue
+        sha = hashlib.sha256()
+        try:
+            _Walker(sha).add(thing)
+        except (Undigestible, RecursionError):
+            continue
+        found[name] = sha.hexdigest()
+    return found
 
 
 def state_digest(instance: Any, formulas: Iterable[Formula], skip: set[str]) -> str | None:
@@ -98,7 +123,9 @@ class _Walker:
         self.sha.update(b")")
 
     def _content(self, value: Any) -> None:
-        if isinstance(value, np.ndarray):
+        if type(value).__module__.startswith("hl_dask.traced"):
+            self.sha.update(b"a value of a recording;")
+        elif isinstance(value, np.ndarray):
             self._array(value)
         elif isinstance(value, (list, tuple)):
             for item in value:
@@ -121,6 +148,11 @@ class _Walker:
             self.add(value.__self__)
         elif isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType, np.ufunc)):
             self._named(value)
+        elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
+            self.add(tuple(value.cache_info()))
+            self.add(value.__wrapped__)
+        elif isinstance(value, itertools.count):
+            self.sha.update(repr(value).encode())
         elif isinstance(value, (Aggregate, Sum)):
             self.add(dict(vars(value)))
         elif hasattr(type(value), "digest"):
@@ -192,6 +224,12 @@ class _Walker:
         self.add(dict(state))
 
 
+def mentions(formula: Formula, name: str) -> bool:
+    """Whether the source of a formula mentions a name."""
+    code = getattr(formula.function, "__code__", None)
+    return code is not None and name in _names(code)
+
+
 def _names(code: types.CodeType) -> set[str]:
     names = set(code.co_names)
     for const in code.co_consts:
@@ -200,9 +238,9 @@ def _names(code: types.CodeType) -> set[str]:
     return names
 
 
-def _installed(module: str) -> bool:
+def _installed(module: str | None) -> bool:
     """Whether a module comes with Python or from an installed package, and is not the user's."""
-    top = module.split(".")[0]
+    top = (module or "").split(".")[0]
     if top in sys.stdlib_module_names and top != "__main__":
         return True
     if top in INSTALLED:

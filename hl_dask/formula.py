@@ -314,8 +314,9 @@ class PlainSession:
             else:
                 value = formula.evaluate(instance, key)
         except HlDaskError as error:
-            if error.formula is None:
-                error.formula = call_text(formula.name, key)
+            text = call_text(formula.name, key)
+            error.formula = error.formula or text
+            error.called_by(text)
             raise
         except Exception as error:
             raise formula_error(formula, key, error, self.memo) from error

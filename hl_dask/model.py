@@ -13,7 +13,7 @@ import pandas as pd
 from hl_dask.aggregate import Aggregate
 from hl_dask.blocks import BLOCK_ROWS
 from hl_dask.declared import is_row_array, join_points
-from hl_dask.errors import ModelError, OpaqueFormulaError, PlanError, ReadOnlyError
+from hl_dask.errors import DataError, ModelError, OpaqueFormulaError, PlanError, ReadOnlyError
 from hl_dask.fingerprint import source_digest, state_digest
 from hl_dask.formula import BoundFormula, Formula, PlainSession, call_text, read_only
 from hl_dask.plan import ActionPlan
@@ -130,8 +130,14 @@ class Model:
                 f"a formula assigns the attribute {name!r}: formulas may not write attributes",
                 remedy="return the value from a formula of its own, or set it in BeforeRun",
             )
-        if name == "data":
-            Model.data.fset(self, value)  # type: ignore[attr-defined]
+        if name in ("data", "plan"):
+            object.__setattr__(self, name, value)
+            return
+        if name == "__class__":
+            for key in [k for k, v in self.__dict__.items() if isinstance(v, BoundFormula)]:
+                del self.__dict__[key]
+            object.__setattr__(self, name, value)
+            self._clear()
             return
         self._check_name(name)
         self.__dict__[name] = value
@@ -150,7 +156,13 @@ class Model:
 
         Assign a DataFrame, a dict of arrays, Parquet paths or ModelPoints.
         """
-        return self._session.data
+        data = self._session.data
+        if data is None and self._session.refuses_writes():
+            raise DataError(
+                "a formula asks for self.data, and the model has no data",
+                remedy=f"assign it: {type(self).__name__}(data=...), or model.data = ...",
+            )
+        return data
 
     @data.setter
     def data(self, value: Any) -> None:
@@ -333,6 +345,7 @@ class Model:
         ------
         RowMixingError, FormulaError, UnsupportedError
         """
+        _check_whole("block_rows", block_rows)
         proj_len = self._proj_len_or_last(proj_len)
         points = self._row_points(None if sample is None else ModelPoints.of(sample))
         recording = self._record(points, proj_len, outputs)
@@ -396,6 +409,8 @@ class Model:
         if outputs is None and plan is not None:
             outputs = plan.outputs
         proj_len = self._proj_len_or_last(proj_len)
+        for name, value in (("block_rows", block_rows), ("chunk_blocks", chunk_blocks), ("workers", workers)):
+            _check_whole(name, value)
         block_rows = block_rows or (plan.block_rows if plan is not None else BLOCK_ROWS)
         settings = Settings(memory, scheduler, workers, chunk_blocks, progress)
         run = _Run(self, proj_len, outputs, block_rows, settings)
@@ -457,18 +472,18 @@ class Model:
             if name[0] == "_" or name in declared or not is_row_array(value) or rows == 1:
                 continue
             if value.shape[0] == rows:
-                line = (*type(self).model_points, name)
-                shown = f"model_points = {line!r}"
+                shown = _line("model_points", type(self).model_points, name)
+                other = _line("assumptions", type(self).assumptions, name)
                 raise ModelError(
                     f"the attribute {name!r} is an array with {rows:,} entries, as many as there are policies, "
                     "and hl_dask does not know whether they belong to the policies",
                     remedy=f"if they do, add to class {type(self).__name__}: {shown}; if it is shared by all "
-                    f"policies: assumptions = {(*type(self).assumptions, name)!r}",
+                    f"policies: {other}",
                 )
 
     def _subject(self, points: ModelPoints | None, outputs: Sequence[str] | None) -> Subject:
         wanted = choose(self._formulas(), self._default(), outputs)
-        return Subject(self._clone, points, self._declared(), wanted)
+        return Subject(self._clone, self._formulas(), points, self._declared(), wanted)
 
     def _record(self, points: ModelPoints | None, proj_len: int, outputs: Sequence[str] | None) -> Recording:
         if self._scalars is not None:
@@ -557,7 +572,8 @@ class _Run:
     def _fits(self, recording: Recording) -> bool:
         """Whether the data are of the kind that was recorded."""
         rows = self.points.rows if self.points is not None else 1
-        if recording.asked_rows and recording.rows != rows:
+        columns = self.points.columns if self.points is not None else ()
+        if (recording.asked_rows and recording.rows != rows) or set(columns) != set(recording.columns):
             return False
         for name, (dtype, shape, categories) in recording.schemas.items():
             spec = self.points.schema(name) if self.points is not None else None
@@ -644,6 +660,22 @@ def _check_len(proj_len: Any) -> int:
             remedy="for 277 months, t = 0..276, give 276",
         )
     return int(proj_len)
+
+
+def _line(variable: str, names: tuple[str, ...], name: str) -> str:
+    """The class attribute that declares one more name, as it is written in source."""
+    entries = ", ".join(f'"{n}"' for n in (*names, name))
+    return f"{variable} = ({entries}{',' if not names else ''})"
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ModelError(
+            f"{name} is a whole number of at least 1; got {value!r}",
+            remedy="leave it out to let hl_dask choose",
+        )
 
 
 def _sortable(value: Any) -> tuple[str, Any]:

@@ -22,10 +22,11 @@ from hl_dask.aggregate import Aggregate
 from hl_dask.declared import rebuild
 from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
 from hl_dask.expr import Graph, Op
+from hl_dask.fingerprint import mentions, reachable_digests
 from hl_dask.formula import DEFAULT, Formula, call_text
 from hl_dask.points import ModelPoints
 from hl_dask.report import Wanted, check_reported, reported, run_formulas
-from hl_dask.trace import BEFORE_RUN, Call, Restart, TraceSession, template_of
+from hl_dask.trace import BEFORE_RUN, Call, Restart, TraceSession, strip, template_of
 from hl_dask.traced import Tracer, TracedArray, is_traced, share
 
 SAMPLE_ROWS = (997, 499)
@@ -87,6 +88,7 @@ class Recording:
     declared_opaque: dict[str, str]
     sample_rows: tuple[int, int]
     schemas: dict[str, tuple[Any, tuple[int, ...], Any]]
+    columns: tuple[str, ...]
     elapsed_s: float = 0.0
     programs: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
     sample: Any = field(default=None, repr=False)
@@ -104,6 +106,8 @@ class Subject:
     ----------
     clone : callable
         ``clone(session)`` gives a fresh copy of the model that evaluates in the session.
+    formulas : list of Formula
+        All formulas.
     points : ModelPoints or None
         Model points, declared attributes included.
     declared : dict
@@ -113,6 +117,7 @@ class Subject:
     """
 
     clone: Callable[[Any], Any]
+    formulas: list[Formula]
     points: ModelPoints | None
     declared: dict[str, Any]
     wanted: Wanted
@@ -173,8 +178,9 @@ def _record(
     subject: Subject, proj_len: int, sizes: tuple[int, int], assumed: dict[int, Any], graph: Graph
 ) -> Recording:
     first_rows, second_rows = split_sample(subject.points, sizes)
-    first = _trace(subject, proj_len, first_rows, graph, assumed, frozen=False)
-    session, outputs = first
+    before = reachable_digests(subject.clone(None), subject.formulas)
+    session, outputs = _trace(subject, proj_len, first_rows, graph, assumed, frozen=False)
+    _check_state(subject, session, before)
     opaque = dict(session.opaque)
     if not opaque:
         second, again = _trace(subject, proj_len, second_rows, graph, dict(session.tracer.assumed), frozen=True)
@@ -201,8 +207,30 @@ def _record(
         declared_opaque={c.formula.name: c.opaque for c in session.calls if c.opaque},
         sample_rows=(len(first_rows), len(second_rows)),
         schemas=_schemas(subject.points, session),
+        columns=subject.points.columns if subject.points is not None else (),
         sample=first_rows,
     )
+
+
+def _check_state(subject: Subject, session: TraceSession, before: dict[str, str]) -> None:
+    """Refuse formulas that keep something, when what they keep may be a number of the sample.
+
+    Without totals turned into Python values, and without the row count, no number of the sample can get
+    out of the trace, and a cache is as good as none.
+    """
+    if not session.tracer.guards and not session.tracer.asked_rows:
+        return
+    after = reachable_digests(subject.clone(None), subject.formulas)
+    changed = [name for name, digest in before.items() if after.get(name, digest) != digest]
+    if changed:
+        own = {f.name for f in subject.formulas}
+        users = [f.name for f in subject.formulas for c in changed if c not in own and mentions(f, c)]
+        raise RowMixingError(
+            f"something that {', '.join(changed)} can reach (a module variable, a class attribute, a "
+            "container or a cache) was changed while formulas turned totals or the row count into Python values",
+            formula=", ".join(dict.fromkeys(users + [c for c in changed if c in own])) or None,
+            remedy="keep values in formulas only, which remember them for the run; fill caches before the run",
+        )
 
 
 def _schemas(points: ModelPoints | None, session: TraceSession) -> dict[str, Any]:
@@ -282,7 +310,11 @@ def _before_run(session: TraceSession, instance: Any) -> None:
         raise
     except Exception as error:
         if not tracer.escapes:
-            raise FormulaError(f"{type(error).__name__}: {error}", formula=BEFORE_RUN) from error
+            raise FormulaError(
+                f"{type(error).__name__}: {error}",
+                formula=BEFORE_RUN,
+                remedy="see the exception above, which BeforeRun raised; columns and assumptions are read-only",
+            ) from error
         reason = tracer.escapes[0]
     finally:
         session.frames.pop()
@@ -420,20 +452,3 @@ def _first_difference(mine: Iterable[tuple[int, int]], other: Iterable[tuple[int
             return a[1]
     longer = left if len(left) > len(right) else right
     return longer[min(len(left), len(right))][1] if longer else -1
-
-
-def strip(template: Any) -> Any:
-    """A template in comparable form: constants by content."""
-    kind = template[0]
-    if kind == "is":
-        value = template[1]
-        if isinstance(value, np.ndarray):
-            return ("is", value.dtype.str, value.shape, value.tobytes() if not value.dtype.hasobject else repr(value))
-        if isinstance(value, (int, float, complex, str, bytes, bool, np.generic, type(None))):
-            return ("is", type(value), repr(value))
-        return ("is", type(value))
-    if kind in ("tuple", "list"):
-        return (kind, tuple(strip(t) for t in template[1]))
-    if kind in ("dict", "record"):
-        return (kind, tuple((k, strip(t)) for k, t in template[-1]))
-    return (kind, template[1]) if kind == "arg" else (kind, strip(template[1]))

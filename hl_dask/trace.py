@@ -158,12 +158,12 @@ class TraceSession:
         return PlainSession(self, None).frame()
 
     def to_plain(self, value: Any, rows: Any = None) -> Any:
-        """The value on the sample (or on ``rows`` of it) without traces."""
+        """The value on the sample (or on a selection of its rows) without traces."""
         if is_traced(value):
             axis = value.axis
             plain = value.value if axis >= 0 else self.tracer.assumed.get(value.node, value.value)
             if axis >= 0 and rows is not None:
-                plain = plain.take(rows, axis=axis)
+                plain = rows.of(plain, axis)
             if isinstance(plain, np.ndarray):
                 plain = plain.view()
                 plain.setflags(write=False)
@@ -263,6 +263,7 @@ class TraceSession:
         except HlDaskError as error:
             error.formula = error.formula or call.text
             if not (formula.per_point and isinstance(error, RowMixingError)):
+                error.called_by(call.text)
                 raise
             reason = error.message
         except Exception as error:
@@ -294,7 +295,7 @@ class TraceSession:
     # ---- plain evaluation: the shadow of a traced formula, and opaque formulas -----------------
 
     def plainly(self, call: Call, rows: Any = None) -> Any:
-        """Evaluate a formula on plain arrays, on the whole sample or on ``rows`` of it."""
+        """Evaluate a formula on plain arrays, on the whole sample or on a selection of its rows."""
         twin = self.twin
         outer = twin.__dict__.get("_session")
         twin.__dict__["_session"] = PlainSession(self, rows)
@@ -306,8 +307,9 @@ class TraceSession:
             twin.__dict__["_session"] = outer
 
     def _shadowed(self, call: Call, value: Any, guards: int) -> Any:
+        """The traced value, after comparing it with that of a plain evaluation."""
         tracer = self.tracer
-        if not self.shadow or tracer.asked_rows or len(tracer.guards) != guards:
+        if not self.shadow:
             return value
         seen = self.shadows[call.formula] = self.shadows.get(call.formula, 0) + 1
         if seen > SHADOWS and seen % SHADOWS:
@@ -315,17 +317,49 @@ class TraceSession:
             # asks of their type, which is no matter of t: some of its calls tell.
             return value
         reads, columns = dict(call.reads), dict(call.columns)
+        asked = len(tracer.guards)
+        exact = asked == guards
         try:
+            if tracer.asked_rows:
+                value_here = self._at_sample_size(call)
+            else:
+                value_here = value
             plain = self.plainly(call)
+            if same_value(self.to_plain(value_here), plain, exact=exact):
+                return value
+            self._check_repeats(call, value)
         except HlDaskError:
             raise
         except Exception as error:
             raise self._plain_error(call, error) from error
         finally:
             call.reads, call.columns = reads, columns
-        if same_value(self.to_plain(value), plain):
-            return value
+            del tracer.guards[asked:]
         return self._opaque_value(call, "gives another value with plain arrays than with those of a recording")
+
+    def _at_sample_size(self, call: Call) -> Any:
+        """The traced value that the formula gives when the sample is all there is."""
+        tracer = self.tracer
+        rows, tracer.rows = tracer.rows, tracer.sample_rows
+        try:
+            return self.normalise(call.formula.evaluate(self.instance, call.key))
+        finally:
+            tracer.rows = rows
+
+    def _check_repeats(self, call: Call, value: Any) -> None:
+        """Tell a formula that depends on the type of its arrays from one that gives what it likes."""
+        again = self.normalise(call.formula.evaluate(self.instance, call.key))
+        first: list[int] = []
+        second: list[int] = []
+        same = strip(template_of(value, first)) == strip(template_of(again, second))
+        if not same or first != second:
+            raise RowMixingError(
+                "the formula gives another value when it is evaluated again: it draws random numbers, asks "
+                "for the time, or keeps something between calls",
+                formula=call.text,
+                remedy="draw random numbers and fix dates before the run and pass them in, and let formulas "
+                "keep nothing",
+            )
 
     def _plain_error(self, call: Call, error: BaseException) -> FormulaError:
         memo: dict[Formula, dict[Any, Any]] = {}
@@ -386,7 +420,7 @@ class TraceSession:
         ]
         for what, rows in trials:
             try:
-                part = np.asarray(self.plainly(call, rows))
+                part = np.asarray(self.plainly(call, Rows(rows)))
             except HlDaskError:
                 raise
             except Exception as error:
@@ -396,6 +430,24 @@ class TraceSession:
             keep = slice(None) if "replaced" not in what else rows == np.arange(n)
             if not same_value(plain[rows][keep], part.astype(plain.dtype)[keep]):
                 raise self._not_per_point(call, f"gives other values {what}")
+        self._check_altered(call, n, rng)
+
+    def _check_altered(self, call: Call, n: int, rng: np.random.Generator) -> None:
+        """Let some rows have unusual values (NaN, zero, negative, large): the others' results must stay.
+
+        A formula that cannot take such values at all tells nothing here.
+        """
+        keep = rng.random(n) < 0.5
+        others = np.where(keep, np.arange(n), rng.integers(0, n, n))
+        first = Rows(np.arange(n), noise=_noise(rng, n))
+        second = Rows(others, noise=np.where(keep, first.noise, _noise(rng, n)))
+        try:
+            mine = np.asarray(self.plainly(call, first))
+            other = np.asarray(self.plainly(call, second))
+        except Exception:
+            return
+        if mine.shape != other.shape or not same_value(mine[keep], other[keep].astype(mine.dtype)):
+            raise self._not_per_point(call, "gives a row another value when other rows have NaN, zero or large values")
 
     def _not_per_point(self, call: Call, what: str) -> OpaqueFormulaError:
         return OpaqueFormulaError(
@@ -404,6 +456,36 @@ class TraceSession:
             remedy="let each row's value depend on that row alone, or write the part that looks across rows "
             "as a formula with totals (x.sum(), x.mean(), x.max())",
         )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of the sample for a trial, with values changed where there is noise.
+
+    Attributes
+    ----------
+    index : ndarray of int64
+        Positions within the sample.
+    noise : ndarray of int8, optional
+        For each of these rows, what happens to its floats: 0 nothing, 1 NaN, 2 zero, 3 sign, 4 large.
+    """
+
+    index: Any
+    noise: Any = None
+
+    def of(self, array: Any, axis: int) -> Any:
+        """The rows of an array."""
+        part = array.take(self.index, axis=axis)
+        if self.noise is None or part.dtype.kind != "f":
+            return part
+        noise = self.noise.reshape((-1, *[1] * (part.ndim - 1 - axis)))
+        return np.select(
+            [noise == 0, noise == 1, noise == 2, noise == 3], [part, np.nan, 0.0, -part], part * 1e4
+        )
+
+
+def _noise(rng: np.random.Generator, n: int) -> Any:
+    return rng.choice(5, n, p=[0.4, 0.15, 0.15, 0.15, 0.15])
 
 
 def _replaced(rng: np.random.Generator, n: int) -> Any:
@@ -436,19 +518,50 @@ def as_rows(call: Call, plain: Any, n: int) -> Any:
     return array
 
 
-def same_value(a: Any, b: Any) -> bool:
+def strip(template: Any) -> Any:
+    """A template in comparable form: constants by content."""
+    kind = template[0]
+    if kind == "is":
+        return _content(template[1])
+    if kind in ("tuple", "list"):
+        return (kind, tuple(strip(t) for t in template[1]))
+    if kind in ("dict", "record"):
+        return (kind, tuple((k, strip(t)) for k, t in template[1]))
+    return (kind, template[1]) if kind == "arg" else (kind, strip(template[1]))
+
+
+def _content(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        content = repr(value.tolist()) if value.dtype.hasobject else value.tobytes()
+        return ("is", value.dtype.str, value.shape, content)
+    if isinstance(value, (int, float, complex, str, bytes, bool, np.generic, type(None))):
+        return ("is", type(value), repr(value))
+    return ("is", type(value))
+
+
+TOLERANCE = 1e-9
+"""Relative difference allowed where a total enters as a Python value, whose last bits may differ."""
+
+
+def same_value(a: Any, b: Any, *, exact: bool = True) -> bool:
     """Equality of two values of a formula, bit for bit where they are numbers (NaN equals NaN)."""
     if type(a) in (tuple, list) and type(a) is type(b):
-        return len(a) == len(b) and all(same_value(x, y) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(
+            same_value(x, y, exact=exact) for x, y in zip(a, b, strict=True)
+        )
     if type(a) is dict and type(b) is dict:
-        return a.keys() == b.keys() and all(same_value(a[k], b[k]) for k in a)
+        return a.keys() == b.keys() and all(same_value(a[k], b[k], exact=exact) for k in a)
     if np.shape(a) != np.shape(b):
         return False
     try:
         left, right = np.asarray(a), np.asarray(b)
         if left.dtype != right.dtype:
             return False
-        return bool(np.array_equal(left, right, equal_nan=left.dtype.kind in "fcmM"))
+        if np.array_equal(left, right, equal_nan=left.dtype.kind in "fcmM"):
+            return True
+        # Totals are put together in another order here than by np.mean or np.std in one go.
+        loose = left.dtype.kind in "fc" and (not exact or left.ndim == 0)
+        return loose and np.allclose(left, right, rtol=TOLERANCE, atol=0, equal_nan=True)
     except (TypeError, ValueError):
         return a is b
 
@@ -594,8 +707,8 @@ class PlainSession:
     ----------
     trace : TraceSession
         Where values come from; what is read is noted there.
-    rows : ndarray of int64, optional
-        Positions within the sample; all of it by default.
+    rows : Rows, optional
+        Which rows of the sample, with which values; all as they are by default.
     """
 
     def refuses_writes(self) -> bool:
@@ -621,7 +734,7 @@ class PlainSession:
 
     def row_count(self) -> int:
         """Rows at hand."""
-        return len(self.trace.positions if self.rows is None else self.rows)
+        return len(self.trace.positions if self.rows is None else self.rows.index)
 
     def column(self, name: str) -> Any:
         """A column as it is in a plain run."""

@@ -90,6 +90,8 @@ class Case:
         Called with the model class before recording, where formulas keep state outside the model.
     declared : bool
         Whether the formula is declared per-point.
+    fresh_only : bool
+        The right answer is that of a model that has not run before.
     """
 
     name: str
@@ -100,6 +102,12 @@ class Case:
     assumptions: Callable[[], dict[str, Any]] = dict
     reset: Callable[[type], None] | None = None
     declared: bool = False
+    fresh_only: bool = False
+
+    def culprits(self) -> list[str]:
+        """Names of which a refusal mentions one: the formula, or one that it calls, or BeforeRun."""
+        others = [name for base in self.model.__mro__ for name in vars(base) if name[0].islower()]
+        return [self.name, "BeforeRun", *(n for n in others if n not in vars(hl.Model))]
 
 
 Formula = Callable[..., Any]

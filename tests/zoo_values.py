@@ -697,6 +697,15 @@ class Zeros(hl.Model):
     def by_shape(self, t):
         return np.full(self.data["premium"].shape, 2.0) + np.full_like(self.data["premium"], t)
 
+    def two_axes(self, t):
+        return np.zeros((len(self.data), 3)) + self.data["premium"][:, None]
+
+    def tiled_rates(self, t):
+        return np.tile([0.5, 1.0, 2.5], (len(self.data), 1)) * self.data["premium"][:, None]
+
+    def repeated(self, t):
+        return np.repeat(t + 0.5, len(self.data)) + np.zeros(np.shape(self.data["premium"]))
+
     def broadcast(self, t):
         return np.where(self.data["smoker"], np.zeros(len(self.data)), 1.0)
 
@@ -712,6 +721,9 @@ def zeros(d: Columns, a: Any, n: int) -> Ledger:
         out.at("filled", (t,), total(0.25 * d["age"]))
         out.at("like", (t,), exact(float(len(x))))
         out.at("by_shape", (t,), total(np.full(len(x), 2.0 + t)))
+        out.at("two_axes", (t,), total(np.stack([x] * 3)))
+        out.at("tiled_rates", (t,), total(np.stack([x * 0.5, x, x * 2.5])))
+        out.at("repeated", (t,), total(np.full(len(x), t + 0.5)))
         out.at("broadcast", (t,), total(np.where(d["smoker"], 0.0, 1.0)))
         running = running + x
     return out

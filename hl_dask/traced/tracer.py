@@ -110,6 +110,8 @@ class Tracer:
         graph = self.graph
         if self.frozen:
             raise self.fail(self._differs(op, args))
+        if np.geterr() != QUIET:
+            self.escape("np.errstate within the formula notices floating-point errors, which depend on the rows")
         dtype = getattr(value, "dtype", None)
         shape = np.shape(value)
         if axis >= 0:
@@ -208,4 +210,6 @@ class Tracer:
         return self.graph.kinds[node]
 
 
+QUIET = {"divide": "ignore", "over": "ignore", "under": "ignore", "invalid": "ignore"}
+"""NumPy's error state during a recording."""
 LEAVES = {"constant": SHARED, "column": POINT, "opaque": POINT, "full": POINT}
