@@ -96,7 +96,11 @@ class Tree:
         ValueError
             When blocks are missing.
         """
-        if len(self.nodes) != 1 or (key := next(iter(self.nodes)))[1] != 0 or (1 << key[0]) < self.n_blocks:
+        if (
+            len(self.nodes) != 1
+            or (key := next(iter(self.nodes)))[1] != 0
+            or (1 << key[0]) < self.n_blocks
+        ):
             msg = f"the tree is not complete: {len(self.nodes)} parts over {self.n_blocks} blocks"
             raise ValueError(msg)
         return self.nodes[key]

@@ -42,7 +42,9 @@ def compare(model: Any, proj_len: int) -> pd.DataFrame:
     for number, nodes in enumerate(recording.nodes):
         if len(nodes) == 1 and graph.kinds[nodes[0]] == POINT and graph.phases[nodes[0]] == 0:
             keep = Aggregate(map=lambda v: v, combine=lambda a, b: np.concatenate([a, b]))
-            node = graph.add(Op("aggregate", id(keep)), (nodes[0],), "portfolio", graph.metas[nodes[0]], number)
+            node = graph.add(
+                Op("aggregate", id(keep)), (nodes[0],), "portfolio", graph.metas[nodes[0]], None
+            )
             graph.values[node] = keep
             watched[node] = number
     program = compile_program(graph, watched, recording.describe)
@@ -90,5 +92,9 @@ def _difference(plain: Any, replayed: Any) -> tuple[Any, Any, float] | None:
     if np.all(equal):
         return None
     where = tuple(np.argwhere(~equal)[0])
-    gap = np.abs(plain.astype(float) - replayed.astype(float)) if plain.dtype.kind in "biuf" else np.inf
+    gap = (
+        np.abs(plain.astype(float) - replayed.astype(float))
+        if plain.dtype.kind in "biuf"
+        else np.inf
+    )
     return plain[where], replayed[where], float(np.nanmax(gap))

@@ -72,7 +72,9 @@ def fields_of(value: Any) -> dict[str, Any]:
         return {str(k): value[k] for k in value.columns}
     slots = [s for c in type(value).__mro__ for s in getattr(c, "__slots__", ())]
     fields = {s: getattr(value, s) for s in slots if hasattr(value, s)}
-    return fields | {k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_")}
+    return fields | {
+        k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_")
+    }
 
 
 def declared_columns(attributes: Mapping[str, Any]) -> dict[str, Any]:

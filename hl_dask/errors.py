@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 MOST_CALLERS = 5
 """Callers of the failing formula that an error names."""
 

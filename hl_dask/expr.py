@@ -79,7 +79,7 @@ class Graph:
     kinds: list[str] = field(default_factory=list)
     phases: list[int] = field(default_factory=list)
     metas: list[Meta] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
+    owners: list[Any] = field(default_factory=list)
     values: dict[int, Any] = field(default_factory=dict)
     index: dict[tuple[int, ...], int] = field(default_factory=dict)
     op_ids: dict[Op, int] = field(default_factory=dict)
@@ -97,8 +97,10 @@ class Graph:
         """Id of the node, or None when the graph does not hold it."""
         return self.index.get((self.op_id(op), *args))
 
-    def add(self, op: Op, args: tuple[int, ...], kind: str, meta: Meta, owner: int) -> int:
+    def add(self, op: Op, args: tuple[int, ...], kind: str, meta: Meta, owner: Any) -> int:
         """Append a node that is not there yet and return its id.
+
+        ``owner`` stands for the formula call in which the operation was first met.
 
         The phase is the number of reductions on the deepest path from a leaf to the node.
         """

@@ -12,17 +12,18 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any
 
 import numpy as np
 
 from hl_dask.aggregate import Aggregate, Sum
-from hl_dask.formula import DEFAULT, BoundFormula, Formula
+from hl_dask.formula import DEFAULT, OWN_STATE, BoundFormula, Formula
 
 INSTALLED: dict[str, bool] = {}
-SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice, np.dtype)
+SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
 
 
 class Undigestible(Exception):
@@ -40,7 +41,9 @@ def source_digest(formula: Formula) -> str:
 
 
 def _code_parts(code: types.CodeType) -> tuple[Any, ...]:
-    consts = tuple(_code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts)
+    consts = tuple(
+        _code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts
+    )
     return code.co_code, consts, code.co_names, code.co_freevars
 
 
@@ -54,7 +57,7 @@ def reachable_digests(instance: Any, formulas: Iterable[Formula]) -> dict[str, s
         if not _installed(cls.__module__):
             helpers = {k: v for k, v in vars(cls).items() if k[:2] != "__" and k not in things}
             things.update(helpers)
-    things.update({k: v for k, v in instance.__dict__.items() if k[0] != "_"})
+    things.update({k: v for k, v in instance.__dict__.items() if k not in OWN_STATE})
     found = {}
     for name, thing in things.items():
         if isinstance(thing, BoundFormula):
@@ -68,13 +71,17 @@ def reachable_digests(instance: Any, formulas: Iterable[Formula]) -> dict[str, s
     return found
 
 
-def state_digest(instance: Any, formulas: Iterable[Formula], skip: set[str]) -> str | None:
+def state_digest(cls: type, attributes: Mapping[str, Any], skip: AbstractSet[str]) -> str | None:
     """Digest of the assumptions, formulas and globals that a recording of a model reads.
 
     Parameters
     ----------
+    cls : type
+        The model class, with its formulas.
+    attributes : mapping of str to object
+        Attributes of the model.
     skip : set of str
-        Attributes that are data, not assumptions.
+        Attributes that are data or belong to the framework, not assumptions.
 
     Returns
     -------
@@ -84,18 +91,18 @@ def state_digest(instance: Any, formulas: Iterable[Formula], skip: set[str]) -> 
     sha = hashlib.sha256()
     walker = _Walker(sha)
     try:
-        for name, value in sorted(instance.__dict__.items()):
+        for name, value in sorted(attributes.items()):
             if name in skip or isinstance(value, BoundFormula):
                 continue
             walker.add((name, "="))
             walker.add(value)
-        for cls in type(instance).__mro__:
-            if cls.__module__.split(".")[0] in ("hl_dask", "builtins"):
+        for base in cls.__mro__:
+            if base.__module__.split(".")[0] in ("hl_dask", "builtins"):
                 continue
-            for name, value in sorted(vars(cls).items()):
+            for name, value in sorted(vars(base).items()):
                 if name.startswith("__") and name != "__init__":
                     continue
-                walker.add((cls.__qualname__, name))
+                walker.add((base.__qualname__, name))
                 walker.add(value)
     except (Undigestible, RecursionError):
         return None
@@ -111,13 +118,13 @@ class _Walker:
 
     def add(self, value: Any) -> None:
         """Digest one object."""
-        if isinstance(value, SIMPLE) or isinstance(value, np.generic):
+        if type(value) in SIMPLE or isinstance(value, (np.generic, np.dtype)):
             self.sha.update(f"{type(value).__name__}:{value!r};".encode())
             return
         if id(value) in self.seen:
-            self.sha.update(b"again;")
+            self.sha.update(f"again {self.seen[id(value)][0]};".encode())
             return
-        self.seen[id(value)] = value
+        self.seen[id(value)] = (len(self.seen), value)
         self.sha.update(f"{type(value).__module__}.{type(value).__qualname__}(".encode())
         self._content(value)
         self.sha.update(b")")
@@ -128,13 +135,16 @@ class _Walker:
         elif isinstance(value, np.ndarray):
             self._array(value)
         elif isinstance(value, (list, tuple)):
+            self._plain(value)
             for item in value:
                 self.add(item)
         elif isinstance(value, dict):
+            self._plain(value)
             for key, item in value.items():
                 self.add(key)
                 self.add(item)
         elif isinstance(value, (set, frozenset)):
+            self._plain(value)
             for item in sorted(value, key=repr):
                 self.add(item)
         elif isinstance(value, Formula):
@@ -161,6 +171,15 @@ class _Walker:
             self._pandas(value)
         else:
             self._object(value)
+
+    def _plain(self, value: Any) -> None:
+        """Containers of the user's own classes may hold more than their items."""
+        if getattr(value, "__dict__", None):
+            self.add(dict(vars(value)))
+        elif type(value).__module__ not in ("builtins", "collections") and not hasattr(
+            value, "_fields"
+        ):
+            raise Undigestible(type(value).__qualname__)
 
     def _array(self, value: Any) -> None:
         self.sha.update(f"{value.dtype.str}{value.shape}".encode())
@@ -191,7 +210,11 @@ class _Walker:
     def _named(self, value: Any) -> None:
         """Things of installed packages are known by their names; the user's own modules are not."""
         name = getattr(value, "__name__", None) or getattr(value, "__qualname__", repr(value))
-        module = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", "")
+        module = (
+            value.__name__
+            if isinstance(value, types.ModuleType)
+            else getattr(value, "__module__", "")
+        )
         self.sha.update(f"{module}:{name}".encode())
         if not _installed(str(module)):
             if isinstance(value, type) and issubclass(value, Enum):
@@ -204,6 +227,8 @@ class _Walker:
                 raise Undigestible(name)
 
     def _pandas(self, value: Any) -> None:
+        if getattr(value, "attrs", None):
+            self.add(dict(value.attrs))
         if hasattr(value, "columns"):
             for column in value.columns:
                 self.add(str(column))

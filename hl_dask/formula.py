@@ -28,6 +28,12 @@ MAX_DEPTH = 100_000
 """Nested formula calls after which a recursion is taken to be endless."""
 
 
+OWN_STATE = frozenset(
+    ["_session", "_points", "_scalars", "_plan", "_recording", "_result", "_reports", "_proj_len", "_default_agg", "_derived"]
+)
+"""Attributes of a model instance that belong to the framework."""
+
+
 class _Default:
     """Stands for the aggregate of the model; one object, also after pickling."""
 
@@ -258,7 +264,7 @@ def on_fresh_stack(evaluate: Callable[[], Any]) -> Any:
         _THREAD.stacks = stacks
         try:
             outcome.append((True, context.run(evaluate)))
-        except BaseException as error:  # noqa: BLE001 - handed to the waiting thread as it is
+        except BaseException as error:
             outcome.append((False, error))
 
     thread = threading.Thread(target=work, name="hl_dask-deep", daemon=True)
@@ -290,7 +296,9 @@ class PlainSession:
         """Whether a formula is being evaluated, so that attributes must not change."""
         return bool(current_stack(self).frames)
 
-    def call(self, formula: Formula, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, formula: Formula, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Value of a formula, from the memo or evaluated."""
         key = args if not kwargs and len(args) == formula.arity else bind_key(formula, args, kwargs)
         memo = self.memo.get(formula)
@@ -304,7 +312,9 @@ class PlainSession:
             raise unhashable(formula, key) from error
         return self.evaluate(formula, instance, key, memo)
 
-    def evaluate(self, formula: Formula, instance: Any, key: tuple[Any, ...], memo: dict[Any, Any]) -> Any:
+    def evaluate(
+        self, formula: Formula, instance: Any, key: tuple[Any, ...], memo: dict[Any, Any]
+    ) -> Any:
         """Evaluate a formula and memoise the value."""
         stack = current_stack(self)
         stack.push(formula, key)
@@ -341,7 +351,9 @@ def bind_key(formula: Formula, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def unhashable(formula: Formula, key: tuple[Any, ...]) -> ModelError:
     """The error for an argument that cannot be a key of the memo."""
-    bad = next((a for a in key if getattr(type(a), "__hash__", None) is None or hasattr(a, "shape")), key)
+    bad = next(
+        (a for a in key if getattr(type(a), "__hash__", None) is None or hasattr(a, "shape")), key
+    )
     return ModelError(
         f"arguments of a formula must be numbers, texts or other hashable values, got {type(bad).__name__}",
         formula=formula.name,
@@ -359,11 +371,16 @@ def read_only(value: Any) -> Any:
 
 
 def formula_error(
-    formula: Formula, key: tuple[Any, ...], error: BaseException, memo: dict[Formula, dict[Any, Any]]
+    formula: Formula,
+    key: tuple[Any, ...],
+    error: BaseException,
+    memo: dict[Formula, dict[Any, Any]],
 ) -> FormulaError:
     """An exception in a formula: with its arguments and the shapes of what it works with."""
     shapes = [f"{name} {shape}" for name, shape in _local_shapes(formula, error)]
-    names = set(formula.function.__code__.co_names) if hasattr(formula.function, "__code__") else set()
+    names = (
+        set(formula.function.__code__.co_names) if hasattr(formula.function, "__code__") else set()
+    )
     for other, values in memo.items():
         if other.name in names and values and other is not formula:
             last, value = next(reversed(values.items()))

@@ -127,7 +127,7 @@ class Program:
     vectors: dict[str, tuple[str, int]]
     aggregates: dict[str, Aggregate]
     columns: list[str]
-    describe: Callable[[int], str]
+    describe: Callable[[Any], str]
     live_row_bytes: int = 0
     peak_node: int = -1
     live_at_peak: list[int] = field(default_factory=list)
@@ -167,7 +167,9 @@ def register_bytes(kind: Meta, rows: int) -> int:
     return -(-row_bytes(kind) * rows // ALIGN) * ALIGN + STAGGER
 
 
-def compile_program(graph: Graph, reductions: Iterable[int], describe: Callable[[int], str]) -> Program:
+def compile_program(
+    graph: Graph, reductions: Iterable[int], describe: Callable[[Any], str]
+) -> Program:
     """Choose an order and registers for everything that some reductions need.
 
     Parameters
@@ -191,7 +193,9 @@ def compile_program(graph: Graph, reductions: Iterable[int], describe: Callable[
     root = _roots(graph, moving)
 
     static = {n for n in root.values() if graph.ops[n].name in STATIC}
-    table = {n: [root[a] for a in graph.args[n] if a in root and root[a] not in static] for n in real}
+    table = {
+        n: [root[a] for a in graph.args[n] if a in root and root[a] not in static] for n in real
+    }
     reads = table.__getitem__
     sizes = {n: 0 if graph.ops[n].name in REDUCTIONS else row_bytes(graph.metas[n]) for n in real}
     size = sizes.__getitem__
@@ -222,7 +226,7 @@ def compile_program(graph: Graph, reductions: Iterable[int], describe: Callable[
     return program
 
 
-def check_single_phase(graph: Graph, nodes: Iterable[int], describe: Callable[[int], str]) -> None:
+def check_single_phase(graph: Graph, nodes: Iterable[int], describe: Callable[[Any], str]) -> None:
     """Refuse per-point values that need a total: they belong to a later phase."""
     for node in nodes:
         if graph.kinds[node] != POINT:
@@ -257,7 +261,9 @@ def _live_at(order: list[int], reads: Callable[[int], Iterable[int]], where: int
     return [op for position, op in enumerate(order[: where + 1]) if last[op] >= where]
 
 
-def _slots(graph: Graph, reductions: Sequence[int]) -> tuple[dict[int, Slot], dict[str, Any], dict[str, Aggregate]]:
+def _slots(
+    graph: Graph, reductions: Sequence[int]
+) -> tuple[dict[int, Slot], dict[str, Any], dict[str, Aggregate]]:
     slots: dict[int, Slot] = {}
     lengths: dict[str, int] = {}
     aggregates: dict[str, Aggregate] = {}
@@ -343,7 +349,9 @@ class Machine:
             ) from error
         finally:
             self.columns.clear()
-        return {k: v.copy() if isinstance(v, np.ndarray) else list(v) for k, v in self.partial.items()}
+        return {
+            k: v.copy() if isinstance(v, np.ndarray) else list(v) for k, v in self.partial.items()
+        }
 
     def _where(self, nodes: list[int], iterator: Any) -> str:
         done = len(nodes) - iterator.__length_hint__() - 1
@@ -392,7 +400,9 @@ class Machine:
             offset += register_bytes(kind, self.block_rows)
         return out
 
-    def _value(self, node: int, rows: int, registers: list[Array], array: Callable[[int], Any]) -> Any:
+    def _value(
+        self, node: int, rows: int, registers: list[Array], array: Callable[[int], Any]
+    ) -> Any:
         program, graph = self.program, self.program.graph
         name, static = graph.ops[node].name, graph.ops[node].static
         if node in program.register:
@@ -449,7 +459,10 @@ class Machine:
             return reduce_rows, (value, static, target)
         target = vector[slot.start : slot.stop].reshape(slot.shape)
         ufunc = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}.get(kind)
-        ufunc = ufunc or {"fmin": np.fmin, "fmax": np.fmax, "any": np.logical_or, "all": np.logical_and}[kind]
+        ufunc = (
+            ufunc
+            or {"fmin": np.fmin, "fmax": np.fmax, "any": np.logical_or, "all": np.logical_and}[kind]
+        )
         return ufunc.reduce, (value, axes if len(axes) > 1 else axes[0], dtype, target, keepdims)
 
     def _aggregate_step(self, node: int, value: Array) -> Step:
@@ -462,7 +475,9 @@ class Machine:
         return step, ()
 
 
-def _copying(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Array) -> Step:
+def _copying(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Array
+) -> Step:
     """A step for a function that makes its own result."""
     if kwargs:
         return lambda: np.copyto(out, func(*args, **kwargs)), ()
@@ -486,7 +501,9 @@ def unpack(program: Program, partial: Partial) -> dict[int, Any]:
     return values
 
 
-def evaluate_global(graph: Graph, roots: Iterable[int], known: Mapping[int, Any], describe: Callable[[int], str]) -> dict[int, Any]:
+def evaluate_global(
+    graph: Graph, roots: Iterable[int], known: Mapping[int, Any], describe: Callable[[Any], str]
+) -> dict[int, Any]:
     """Values of portfolio nodes, given those of the reductions that they rest on.
 
     Parameters

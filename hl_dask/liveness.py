@@ -147,7 +147,9 @@ def allocate(
     return register, kinds
 
 
-def live_ranges(order: Sequence[int], reads: Callable[[int], Iterable[int]]) -> list[tuple[int, int]]:
+def live_ranges(
+    order: Sequence[int], reads: Callable[[int], Iterable[int]]
+) -> list[tuple[int, int]]:
     """For each operation of ``order``, the positions of its evaluation and of its last use."""
     last = last_use(order, reads)
     return [(position, last[op]) for position, op in enumerate(order)]

@@ -50,7 +50,9 @@ class ChunkRunner:
     lock: Any
 
     @classmethod
-    def make(cls, program: Program, points: ModelPoints | None, blocks: Blocks, errstate: dict[str, Any]) -> ChunkRunner:
+    def make(
+        cls, program: Program, points: ModelPoints | None, blocks: Blocks, errstate: dict[str, Any]
+    ) -> ChunkRunner:
         """A runner without machines; threads make theirs when they first need one."""
         return cls(program, points, blocks, errstate, [], threading.Lock())
 

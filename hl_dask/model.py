@@ -15,7 +15,8 @@ from hl_dask.blocks import BLOCK_ROWS
 from hl_dask.declared import is_row_array, join_points
 from hl_dask.errors import DataError, ModelError, OpaqueFormulaError, PlanError, ReadOnlyError
 from hl_dask.fingerprint import source_digest, state_digest
-from hl_dask.formula import BoundFormula, Formula, PlainSession, call_text, read_only
+from hl_dask.formula import OWN_STATE, BoundFormula, Formula, PlainSession, call_text, read_only
+from hl_dask.lazy import LazyResult
 from hl_dask.plan import ActionPlan
 from hl_dask.planning import build_plan
 from hl_dask.points import ModelPoints, is_scalar_record
@@ -24,8 +25,17 @@ from hl_dask.replay import ReportingSession, plain_view, releases, replay_whole,
 from hl_dask.report import choose, run_formulas
 from hl_dask.result import Result, tabulate
 from hl_dask.run import Projection, RunStats, Settings, environment
-from hl_dask.lazy import LazyResult
 
+
+class _Absent:
+    """One object, also after pickling."""
+
+    def __reduce__(self) -> str:
+        return "ABSENT"
+
+
+ABSENT: Any = _Absent()
+"""Stands for the value that an attribute had before BeforeRun made it: none."""
 TAKEN = ("data", "df", "df_agg", "cache", "cache_agg", "plan", "result")
 """Lowercase names of the framework; no formula and no assumption can have them."""
 
@@ -80,7 +90,11 @@ class Model:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        taken = [name for name in TAKEN if name in vars(cls) and cls.__module__.split(".")[0] != "hl_dask"]
+        taken = [
+            name
+            for name in TAKEN
+            if name in vars(cls) and cls.__module__.split(".")[0] != "hl_dask"
+        ]
         if taken:
             raise ModelError(
                 f"class {cls.__qualname__} defines {taken[0]!r}, a name of the framework",
@@ -92,7 +106,9 @@ class Model:
 
     def __init__(self, *, data: Any = None, **assumptions: Any) -> None:
         state = self.__dict__
-        state.update(_points=None, _scalars=None, _plan=None, _recording=None, _result=None, _proj_len=None)
+        state.update(
+            _points=None, _scalars=None, _plan=None, _recording=None, _proj_len=None, _derived={}
+        )
         self._clear()
         for name, value in assumptions.items():
             self._check_name(name)
@@ -119,9 +135,14 @@ class Model:
                 f"{name!r} is a formula of {type(self).__name__} and cannot be an assumption as well",
                 remedy="rename the assumption or the formula",
             )
-        if name in TAKEN or hasattr(Model, name) and name not in ("model_points", "assumptions", "default_agg"):
+        if (
+            name in TAKEN
+            or (hasattr(Model, name)
+            and name not in ("model_points", "assumptions", "default_agg"))
+        ):
             raise ModelError(
-                f"{name!r} is a name of the framework", remedy=f"choose another name; taken are {', '.join(TAKEN)}"
+                f"{name!r} is a name of the framework",
+                remedy=f"choose another name; taken are {', '.join(TAKEN)}",
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -141,12 +162,15 @@ class Model:
             return
         self._check_name(name)
         self.__dict__[name] = value
+        self._derived.pop(name, None)
         if not self._session.setting_up:
             self._clear()
 
     def __delattr__(self, name: str) -> None:
         if self._session.refuses_writes():
-            raise ReadOnlyError(f"a formula deletes the attribute {name!r}: formulas may not write attributes")
+            raise ReadOnlyError(
+                f"a formula deletes the attribute {name!r}: formulas may not write attributes"
+            )
         super().__delattr__(name)
         self._clear()
 
@@ -177,7 +201,9 @@ class Model:
         """Forget the values and results of the last run."""
         session = PlainSession()
         state = self.__dict__
-        session.data = state["_scalars"] if state["_scalars"] is not None else plain_view(state["_points"])
+        session.data = (
+            state["_scalars"] if state["_scalars"] is not None else plain_view(state["_points"])
+        )
         state["_session"] = session
         state["_result"] = None
         state["_reports"] = None
@@ -189,10 +215,22 @@ class Model:
     # ---- copies ------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        dropped = ("_session", "_result", "_reports", "_recording")
+        dropped = {"_session", "_result", "_reports", "_recording"}
         return {
-            k: v for k, v in self.__dict__.items() if k not in dropped and not isinstance(v, BoundFormula)
+            k: v
+            for k, v in self.__dict__.items()
+            if k not in dropped and not isinstance(v, BoundFormula)
         }
+
+    def _given(self) -> dict[str, Any]:
+        """Attributes as the user gave them, without what BeforeRun made of them in an earlier run."""
+        given = self.__getstate__()
+        for name, value in self._derived.items():
+            if value is ABSENT:
+                given.pop(name, None)
+            else:
+                given[name] = value
+        return given
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _recording=None)
@@ -201,7 +239,7 @@ class Model:
     def _clone(self, session: Any) -> Any:
         """A fresh model with the present attributes that evaluates in a session of its own."""
         clone = object.__new__(type(self))
-        for name, value in self.__getstate__().items():
+        for name, value in self._given().items():
             clone.__dict__[name] = read_only(value) if type(value) is np.ndarray else value
         clone.__dict__["_session"] = session
         return clone
@@ -226,7 +264,9 @@ class Model:
             points = points.loaded()
         wanted = choose(self._formulas(), self._default(), everything=True)
         data = self._scalars if self._scalars is not None else plain_view(points)
-        session = ReportingSession(data, points.rows if points is not None else None, wanted, proj_len)
+        session = ReportingSession(
+            data, points.rows if points is not None else None, wanted, proj_len
+        )
         clone = self._clone(session)
         run_before(session, clone)
         run_formulas(wanted, clone, proj_len)
@@ -238,10 +278,13 @@ class Model:
     def _publish(self, clone: Any, session: ReportingSession, proj_len: int) -> None:
         """Make the run that has just ended the last run of this model."""
         state = self.__dict__
-        before = set(self.__getstate__())
+        given = self._given()
         for name, value in clone.__getstate__().items():
-            if name not in before or (name in state and value is not state[name] and not _view_of(value, state[name])):
+            if name in OWN_STATE:
+                continue
+            if name not in given or (value is not given[name] and not _view_of(value, given[name])):
                 state[name] = value
+                self._derived[name] = given.get(name, ABSENT)
         state.update(
             _session=session,
             _proj_len=proj_len,
@@ -305,7 +348,8 @@ class Model:
     def plan(self, value: ActionPlan | None) -> None:
         if value is not None and not isinstance(value, ActionPlan):
             raise PlanError(
-                f"a plan is an ActionPlan, got {type(value).__name__}", remedy="use ActionPlan.load(path)"
+                f"a plan is an ActionPlan, got {type(value).__name__}",
+                remedy="use ActionPlan.load(path)",
             )
         self.__dict__.update(_plan=value, _recording=None)
 
@@ -350,7 +394,11 @@ class Model:
         points = self._row_points(None if sample is None else ModelPoints.of(sample))
         recording = self._record(points, proj_len, outputs)
         plan = self._plan_of(recording, outputs, block_rows, points)
-        self.__dict__.update(_plan=plan, _recording=(recording, self._state(points, proj_len, outputs)), _proj_len=proj_len)
+        self.__dict__.update(
+            _plan=plan,
+            _recording=(recording, self._state(points, proj_len, outputs)),
+            _proj_len=proj_len,
+        )
         return plan
 
     def ExecuteActions(
@@ -409,7 +457,11 @@ class Model:
         if outputs is None and plan is not None:
             outputs = plan.outputs
         proj_len = self._proj_len_or_last(proj_len)
-        for name, value in (("block_rows", block_rows), ("chunk_blocks", chunk_blocks), ("workers", workers)):
+        for name, value in (
+            ("block_rows", block_rows),
+            ("chunk_blocks", chunk_blocks),
+            ("workers", workers),
+        ):
             _check_whole(name, value)
         block_rows = block_rows or (plan.block_rows if plan is not None else BLOCK_ROWS)
         settings = Settings(memory, scheduler, workers, chunk_blocks, progress)
@@ -468,8 +520,8 @@ class Model:
 
     def _check_undeclared(self, rows: int) -> None:
         declared = set(type(self).model_points) | set(type(self).assumptions)
-        for name, value in self.__getstate__().items():
-            if name[0] == "_" or name in declared or not is_row_array(value) or rows == 1:
+        for name, value in self._given().items():
+            if name in OWN_STATE or name in declared or not is_row_array(value) or rows == 1:
                 continue
             if value.shape[0] == rows:
                 shown = _line("model_points", type(self).model_points, name)
@@ -485,7 +537,9 @@ class Model:
         wanted = choose(self._formulas(), self._default(), outputs)
         return Subject(self._clone, self._formulas(), points, self._declared(), wanted)
 
-    def _record(self, points: ModelPoints | None, proj_len: int, outputs: Sequence[str] | None) -> Recording:
+    def _record(
+        self, points: ModelPoints | None, proj_len: int, outputs: Sequence[str] | None
+    ) -> Recording:
         if self._scalars is not None:
             raise ModelError(
                 "the data are a dict of scalars, one policy: there is nothing to cut into blocks",
@@ -494,16 +548,22 @@ class Model:
         return record(self._subject(points, outputs), proj_len)
 
     def _plan_of(
-        self, recording: Recording, outputs: Sequence[str] | None, block_rows: int, points: ModelPoints | None
+        self,
+        recording: Recording,
+        outputs: Sequence[str] | None,
+        block_rows: int,
+        points: ModelPoints | None,
     ) -> ActionPlan:
         fingerprint = {f.name: source_digest(f) for f in self._formulas()}
         named = None if outputs is None else tuple(outputs)
         return build_plan(recording, type(self).__name__, named, block_rows, fingerprint, points)
 
-    def _state(self, points: ModelPoints | None, proj_len: int, outputs: Sequence[str] | None) -> Any:
+    def _state(
+        self, points: ModelPoints | None, proj_len: int, outputs: Sequence[str] | None
+    ) -> Any:
         """What a recording rests on; None when that cannot be told."""
-        skip = {k for k in self.__dict__ if k[0] == "_"} | set(type(self).model_points)
-        digest = state_digest(self, self._formulas(), skip)
+        skip = OWN_STATE | set(type(self).model_points)
+        digest = state_digest(type(self), self._given(), skip)
         if digest is None:
             return None
         return digest, proj_len, None if outputs is None else tuple(outputs), repr(self._default())
@@ -518,15 +578,22 @@ class LightModel(Model):
         Default aggregate of formulas; ``None`` reports only formulas with one of their own.
     """
 
-    def __init__(self, agg_function: Callable[..., Any] | None = np.sum, *, data: Any = None, **assumptions: Any) -> None:
+    def __init__(
+        self,
+        agg_function: Callable[..., Any] | None = np.sum,
+        *,
+        data: Any = None,
+        **assumptions: Any,
+    ) -> None:
         super().__init__(data=data, **assumptions)
         self.__dict__["_default_agg"] = agg_function
-        self.__dict__["_optimised"] = False
 
     def RunOptimized(self) -> None:
         """Run again to the last projection length, releasing each value after its last use."""
         if self._proj_len is None:
-            raise PlanError("the model has not been run yet", remedy="call RunModel(proj_len) first")
+            raise PlanError(
+                "the model has not been run yet", remedy="call RunModel(proj_len) first"
+            )
         self.ClearOptimize()
         self.ExecuteActions(self._proj_len)
 
@@ -540,7 +607,14 @@ class LightModel(Model):
 class _Run:
     """One execution of a model: a recording, passes over the rows, a result."""
 
-    def __init__(self, model: Model, proj_len: int, outputs: Sequence[str] | None, block_rows: int, settings: Settings) -> None:
+    def __init__(
+        self,
+        model: Model,
+        proj_len: int,
+        outputs: Sequence[str] | None,
+        block_rows: int,
+        settings: Settings,
+    ) -> None:
         self.model = model
         self.proj_len = proj_len
         self.outputs = outputs
@@ -551,7 +625,9 @@ class _Run:
         self.recording, self.plan = self._recorded()
         self.projection: Projection | None = None
         if not self.recording.opaque:
-            self.projection = Projection(self.recording, self._again, self.points, block_rows, settings)
+            self.projection = Projection(
+                self.recording, self._again, self.points, block_rows, settings
+            )
             self.projection.stats.record_s = self.stats_record_s
 
     def _recorded(self) -> tuple[Recording, ActionPlan]:
@@ -573,7 +649,9 @@ class _Run:
         """Whether the data are of the kind that was recorded."""
         rows = self.points.rows if self.points is not None else 1
         columns = self.points.columns if self.points is not None else ()
-        if (recording.asked_rows and recording.rows != rows) or set(columns) != set(recording.columns):
+        if (recording.asked_rows and recording.rows != rows) or set(columns) != set(
+            recording.columns
+        ):
             return False
         for name, (dtype, shape, categories) in recording.schemas.items():
             spec = self.points.schema(name) if self.points is not None else None
@@ -624,7 +702,9 @@ class _Run:
         return result
 
     def _graph(self) -> Any:
-        return LazyResult(_Run(self.model, self.proj_len, self.outputs, self.block_rows, self.settings))
+        return LazyResult(
+            _Run(self.model, self.proj_len, self.outputs, self.block_rows, self.settings)
+        )
 
     def _in_one_piece(self) -> tuple[list[Any], RunStats]:
         model, recording = self.model, self.recording
@@ -649,7 +729,9 @@ class _Run:
         wanted = choose(model._formulas(), model._default(), self.outputs)
         found = replay_whole(model._clone, self.points, wanted, self.proj_len, release)
         rows = self.points.rows if self.points is not None else 1
-        stats = RunStats(rows=rows, months=self.proj_len + 1, record_s=self.stats_record_s, passes=1)
+        stats = RunStats(
+            rows=rows, months=self.proj_len + 1, record_s=self.stats_record_s, passes=1
+        )
         return model._in_order([(f, k, v) for (f, k), v in found.items()]), stats
 
 

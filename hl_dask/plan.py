@@ -212,7 +212,9 @@ class ActionPlan:
             last[info.call] = position
             for read in info.reads:
                 last[read] = position
-        rows = [{**asdict(i), "reads": ", ".join(i.reads), "released": last[i.call]} for i in self.calls]
+        rows = [
+            {**asdict(i), "reads": ", ".join(i.reads), "released": last[i.call]} for i in self.calls
+        ]
         names = ["call", "formula", "kind", "phase", "reads", "row_bytes", "reported", "released"]
         return pd.DataFrame(rows, columns=names)
 
@@ -231,7 +233,9 @@ class ActionPlan:
             Total resident memory allowed, in bytes or as ``"1GB"``; decides how many chunks fit.
         """
         rows = self.rows if rows is None else rows
-        kinds = {k: sum(i.kind == k for i in self.calls) for k in ("shared", "per-point", "portfolio")}
+        kinds = {
+            k: sum(i.kind == k for i in self.calls) for k in ("shared", "per-point", "portfolio")
+        }
         cut = self.blocks(rows)
         lines = [
             f"{self.model}: t = 0..{self.proj_len}, {len(self.calls):,} formula calls "
@@ -250,7 +254,9 @@ class ActionPlan:
         ]
         if memory is not None:
             lines.append(self._explain_memory(memory, cut))
-        lines += [f"  evaluated as Python on each block: {n} ({why})" for n, why in self.opaque.items()]
+        lines += [
+            f"  evaluated as Python on each block: {n} ({why})" for n, why in self.opaque.items()
+        ]
         lines += [f"  forces a replay in one piece: {n} ({why})" for n, why in self.whole.items()]
         if self.guards:
             lines.append(f"  totals turned into Python values by: {', '.join(self.guards)}")
@@ -260,7 +266,9 @@ class ActionPlan:
         allowed = parse_bytes(memory)
         one = self.thread_bytes(cut.chunk_rows)
         smallest = self.thread_bytes(self.block_rows)
-        verdict = "fits" if one < allowed else f"needs smaller chunks: one block takes {_size(smallest)}"
+        verdict = (
+            "fits" if one < allowed else f"needs smaller chunks: one block takes {_size(smallest)}"
+        )
         return (
             f"  of {_size(allowed)} allowed in all, a thread with a full chunk takes {_size(one)} beside the "
             f"interpreter and its libraries: {verdict}"
@@ -317,14 +325,18 @@ class ActionPlan:
             raise PlanError(f"not a plan file: {error}", file=str(path), remedy=remedy) from error
         if version != VERSION:
             raise PlanError(
-                f"the plan has version {version}, this hl_dask reads {VERSION}", file=str(path), remedy=remedy
+                f"the plan has version {version}, this hl_dask reads {VERSION}",
+                file=str(path),
+                remedy=remedy,
             )
         try:
             calls = tuple(CallInfo(**{**c, "reads": tuple(c["reads"])}) for c in state.pop("calls"))
             tuples = {k: tuple(v) for k, v in state.items() if isinstance(v, list)}
             plan = cls(calls=calls, **{**state, **tuples})
         except (TypeError, KeyError) as error:
-            raise PlanError(f"the plan file is damaged: {error}", file=str(path), remedy=remedy) from error
+            raise PlanError(
+                f"the plan file is damaged: {error}", file=str(path), remedy=remedy
+            ) from error
         return plan
 
     def with_blocks(self, block_rows: int) -> ActionPlan:
@@ -368,7 +380,8 @@ def parse_bytes(value: float | str) -> int:
         amount = float(value)
     if not 0 < amount < float("inf"):
         raise PlanError(
-            f"{value!r} is not an amount of memory", remedy='give bytes, or a text such as "1GB" or "512MiB"'
+            f"{value!r} is not an amount of memory",
+            remedy='give bytes, or a text such as "1GB" or "512MiB"',
         )
     return int(amount)
 

@@ -52,7 +52,8 @@ def build_plan(
         When a per-point value needs a portfolio value.
     """
     reported = {(o.formula, o.key) for o in recording.outputs}
-    calls = tuple(_info(recording, number, reported) for number in recording.finished)
+    texts = [call.text for call in recording.calls]
+    calls = tuple(_info(recording, number, reported, texts) for number in recording.finished)
     common: dict[str, Any] = {
         "model": model,
         "proj_len": recording.proj_len,
@@ -72,7 +73,13 @@ def build_plan(
     }
     if recording.opaque:
         return ActionPlan(
-            columns=(), row_nodes=0, peak_live=(), live_row_bytes=0, register_row_bytes=0, column_row_bytes=0, **common
+            columns=(),
+            row_nodes=0,
+            peak_live=(),
+            live_row_bytes=0,
+            register_row_bytes=0,
+            column_row_bytes=0,
+            **common,
         )
     program = program_of(recording)
     owners = [recording.describe(recording.graph.owners[n]) for n in program.live_at_peak]
@@ -87,7 +94,7 @@ def build_plan(
     )
 
 
-def _info(recording: Recording, number: int, reported: set[Any]) -> CallInfo:
+def _info(recording: Recording, number: int, reported: set[Any], texts: list[str]) -> CallInfo:
     graph, call = recording.graph, recording.calls[number]
     nodes = recording.nodes[number]
     kinds = {graph.kinds[n] for n in nodes}
@@ -95,11 +102,11 @@ def _info(recording: Recording, number: int, reported: set[Any]) -> CallInfo:
     if kinds:
         kind = PORTFOLIO if kinds <= {PORTFOLIO, SHARED} else "per-point"
     return CallInfo(
-        call=call.text,
+        call=texts[number],
         formula=call.formula.name,
         kind=kind,
         phase=max((graph.phases[n] for n in nodes), default=0),
-        reads=tuple(recording.calls[r].text for r in call.reads),
+        reads=tuple(texts[r] for r in call.reads),
         row_bytes=sum(_node_bytes(graph, n) for n in nodes),
         reported=(call.formula, call.key) in reported,
     )

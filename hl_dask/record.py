@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,15 +23,26 @@ from hl_dask.declared import rebuild
 from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
 from hl_dask.expr import Graph, Op
 from hl_dask.fingerprint import mentions, reachable_digests
-from hl_dask.formula import DEFAULT, Formula, call_text
+from hl_dask.formula import DEFAULT, Formula
+from hl_dask.liveness import last_use
 from hl_dask.points import ModelPoints
 from hl_dask.report import Wanted, check_reported, reported, run_formulas
-from hl_dask.trace import BEFORE_RUN, Call, Restart, TraceSession, strip, template_of
-from hl_dask.traced import Tracer, TracedArray, is_traced, share
+from hl_dask.trace import (
+    BEFORE_RUN,
+    RELEASED,
+    Call,
+    Restart,
+    TraceSession,
+    calls_differ,
+    describe_owner,
+    strip,
+    template_of,
+)
+from hl_dask.traced import TracedArray, Tracer, is_traced, share
 
 SAMPLE_ROWS = (997, 499)
 """Rows of the two samples; unusual, so that they meet no other length by accident."""
-SAMPLE_BYTES = 96 * 2**20
+SAMPLE_BYTES = 64 * 2**20
 """Sample values that a trace may hold before it starts again with fewer rows."""
 SMALLEST_SAMPLE = 31
 
@@ -62,7 +73,7 @@ class Recording:
     ----------
     calls, finished
         Formula calls, and their numbers in the order in which evaluations finish.
-    nodes : list of list of int
+    nodes : list of tuple of int
         For each call, the graph nodes of its value.
     guards : list of (node, call)
         Portfolio values that formulas turned into Python values.
@@ -79,9 +90,9 @@ class Recording:
     rows: int
     calls: list[Call]
     finished: list[int]
-    nodes: list[list[int]]
+    nodes: list[tuple[int, ...]]
     outputs: list[Output]
-    guards: list[tuple[int, int]]
+    guards: list[tuple[int, Any]]
     assumed: dict[int, Any]
     asked_rows: bool
     opaque: dict[str, str]
@@ -93,9 +104,9 @@ class Recording:
     programs: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
     sample: Any = field(default=None, repr=False)
 
-    def describe(self, owner: int) -> str:
-        """The formula call with this number, as text."""
-        return self.calls[owner].text if owner >= 0 else BEFORE_RUN
+    def describe(self, owner: Any) -> str:
+        """The formula call that an operation belongs to, as text."""
+        return describe_owner(owner)
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,13 @@ class Subject:
     wanted: Wanted
 
 
-def record(subject: Subject, proj_len: int, *, assumed: dict[int, Any] | None = None, graph: Graph | None = None) -> Recording:
+def record(
+    subject: Subject,
+    proj_len: int,
+    *,
+    assumed: dict[int, Any] | None = None,
+    graph: Graph | None = None,
+) -> Recording:
     """Trace a model on two samples.
 
     Parameters
@@ -145,7 +162,7 @@ def record(subject: Subject, proj_len: int, *, assumed: dict[int, Any] | None = 
         When a formula raises.
     """
     started = time.perf_counter()
-    sizes = SAMPLE_ROWS
+    sizes = sample_sizes((proj_len + 1) * len(subject.formulas))
     while True:
         try:
             with no_collection():
@@ -156,6 +173,14 @@ def record(subject: Subject, proj_len: int, *, assumed: dict[int, Any] | None = 
             continue
         recording.elapsed_s = time.perf_counter() - started
         return recording
+
+
+def sample_sizes(calls: int) -> tuple[int, int]:
+    """Sizes of the two samples for a model with about so many formula calls."""
+    first, second = SAMPLE_ROWS
+    while first > SMALLEST_SAMPLE and calls * first * 8 > SAMPLE_BYTES:
+        first, second = first // 4, second // 4
+    return max(first, SMALLEST_SAMPLE), max(second, SMALLEST_SAMPLE // 2)
 
 
 @contextlib.contextmanager
@@ -179,27 +204,25 @@ def _record(
 ) -> Recording:
     first_rows, second_rows = split_sample(subject.points, sizes)
     before = reachable_digests(subject.clone(None), subject.formulas)
-    session, outputs = _trace(subject, proj_len, first_rows, graph, assumed, frozen=False)
+    first = _First(subject, proj_len)
+    session = _trace(subject, proj_len, first_rows, graph, assumed, first, frozen=False)
     _check_state(subject, session, before)
+    values = first.finish(session)
     opaque = dict(session.opaque)
     if not opaque:
-        second, again = _trace(subject, proj_len, second_rows, graph, dict(session.tracer.assumed), frozen=True)
-        _compare(session, outputs, second, again)
-        opaque = dict(second.opaque)
-    nodes = []
-    for call in session.calls:
-        ids: list[int] = []
-        template_of(call.value, ids)
-        nodes.append(ids)
-        call.value = None
+        second = _Second(subject, proj_len, session, first, values)
+        known = dict(session.tracer.assumed)
+        again = _trace(subject, proj_len, second_rows, graph, known, second, frozen=True)
+        second.finish(again)
+        opaque = dict(again.opaque)
     return Recording(
         graph=graph,
         proj_len=proj_len,
         rows=session.tracer.rows,
         calls=session.calls,
         finished=session.finished,
-        nodes=nodes,
-        outputs=outputs,
+        nodes=[ids for _, ids in values],
+        outputs=first.outputs,
         guards=session.tracer.guards,
         assumed=session.tracer.assumed,
         asked_rows=session.tracer.asked_rows,
@@ -210,6 +233,110 @@ def _record(
         columns=subject.points.columns if subject.points is not None else (),
         sample=first_rows,
     )
+
+
+ValueShape = tuple[Any, tuple[int, ...]]
+"""A value in comparable form: its template (None for one traced array), and its nodes."""
+
+
+def value_shape(value: Any) -> ValueShape:
+    """What a formula's value is made of."""
+    if is_traced(value):
+        return None, (value.node,)
+    ids: list[int] = []
+    template = strip(template_of(value, ids))
+    return template, tuple(ids)
+
+
+class _First:
+    """Follows the first trace: aggregates reported values as soon as they are there."""
+
+    def __init__(self, subject: Subject, proj_len: int) -> None:
+        self.subject = subject
+        self.proj_len = proj_len
+        self.outputs: list[Output] = []
+
+    def finished(self, session: TraceSession, number: int) -> None:
+        """A call has been evaluated."""
+        output = _output_of(self.subject, session, number, self.proj_len)
+        if output is not None:
+            self.outputs.append(output)
+
+    def finish(self, session: TraceSession) -> list[ValueShape]:
+        """Compact forms of all values; the values themselves are dropped."""
+        shapes = []
+        for call in session.calls:
+            shapes.append(value_shape(call.value))
+            call.value = None
+        return shapes
+
+
+class _Second(_First):
+    """Follows the second trace: compares every value with the first trace, and lets it go.
+
+    A value is not needed after the last call, in order of completion, that read it in the first trace.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        proj_len: int,
+        first: TraceSession,
+        outputs: _First,
+        values: list[ValueShape],
+    ) -> None:
+        super().__init__(subject, proj_len)
+        self.calls = first.calls
+        self.order = first.finished
+        self.guards = first.tracer.guards
+        self.expected = outputs.outputs
+        self.values = values
+        self.dying: dict[int, list[int]] = {}
+        reads = {number: call.reads for number, call in enumerate(first.calls)}
+        for number, position in last_use(first.finished, reads.__getitem__).items():
+            self.dying.setdefault(first.finished[position], []).append(number)
+
+    def finished(self, session: TraceSession, number: int) -> None:
+        """A call has been evaluated: it must be what the first trace evaluated."""
+        call = session.calls[number]
+        mine = self.calls[number] if number < len(self.calls) else None
+        position = len(session.finished) - 1
+        if (
+            mine is None
+            or (mine.formula, mine.key) != (call.formula, call.key)
+            or self.order[position] != number
+        ):
+            raise calls_differ(call.text)
+        if value_shape(call.value) != self.values[number]:
+            raise RowMixingError(
+                "the formula gives another expression on another sample of the rows",
+                formula=call.text,
+                remedy="derive nothing from the rows but by array operations and totals",
+            )
+        super().finished(session, number)
+        count = len(self.outputs)
+        if count and (
+            count > len(self.expected) or self.outputs[-1].node != self.expected[count - 1].node
+        ):
+            raise RowMixingError(
+                "the aggregate gives another expression on another sample of the rows",
+                formula=call.text,
+                remedy="use np.sum, np.min, np.max, hl.Sum or hl.Aggregate",
+            )
+        for dead in self.dying.get(number, ()):
+            session.calls[dead].value = RELEASED
+
+    def finish(self, session: TraceSession) -> list[ValueShape]:
+        """The second trace must have come to the same end."""
+        if len(session.calls) != len(self.calls):
+            raise calls_differ(self.calls[min(len(session.calls), len(self.calls) - 1)].text)
+        if [g[0] for g in self.guards] != [g[0] for g in session.tracer.guards]:
+            raise RowMixingError(
+                "a Python value taken from a total is kept between runs (in a module, a class or a container)",
+                formula=describe_owner(_first_difference(self.guards, session.tracer.guards)),
+                remedy="keep values in formulas only; a run starts from nothing",
+            )
+        return self.values
 
 
 def _check_state(subject: Subject, session: TraceSession, before: dict[str, str]) -> None:
@@ -224,7 +351,9 @@ def _check_state(subject: Subject, session: TraceSession, before: dict[str, str]
     changed = [name for name, digest in before.items() if after.get(name, digest) != digest]
     if changed:
         own = {f.name for f in subject.formulas}
-        users = [f.name for f in subject.formulas for c in changed if c not in own and mentions(f, c)]
+        users = [
+            f.name for f in subject.formulas for c in changed if c not in own and mentions(f, c)
+        ]
         raise RowMixingError(
             f"something that {', '.join(changed)} can reach (a module variable, a class attribute, a "
             "container or a cache) was changed while formulas turned totals or the row count into Python values",
@@ -255,19 +384,27 @@ def split_sample(points: ModelPoints | None, sizes: tuple[int, int]) -> tuple[An
 
 
 def _trace(
-    subject: Subject, proj_len: int, positions: Any, graph: Graph, assumed: dict[int, Any], *, frozen: bool
-) -> tuple[TraceSession, list[Output]]:
+    subject: Subject,
+    proj_len: int,
+    positions: Any,
+    graph: Graph,
+    assumed: dict[int, Any],
+    follower: _First,
+    *,
+    frozen: bool,
+) -> TraceSession:
     rows = subject.points.rows if subject.points is not None else 1
     tracer = Tracer(graph, rows=rows, sample_rows=len(positions), frozen=frozen, assumed=assumed)
     session = TraceSession(tracer, subject.points, positions, shadow=not frozen and not assumed)
-    if len(positions) > SMALLEST_SAMPLE:
+    if len(positions) > SMALLEST_SAMPLE and not frozen:
         session.limit_bytes = SAMPLE_BYTES
+    session.on_finish = lambda number: follower.finished(session, number)
     instance = session.instance = subject.clone(session)
     session.twin = subject.clone(session)
     with np.errstate(all="ignore"):
         _set_up(subject, session, instance)
         run_formulas(subject.wanted, instance, proj_len)
-        return session, _aggregate_outputs(subject, session, proj_len)
+    return session
 
 
 def _set_up(subject: Subject, session: TraceSession, instance: Any) -> None:
@@ -289,7 +426,9 @@ def _set_up(subject: Subject, session: TraceSession, instance: Any) -> None:
 
 
 def _share_arrays(subject: Subject, instance: Any, session: TraceSession) -> None:
-    names = {k for c in type(instance).__mro__ for k, v in vars(c).items() if isinstance(v, np.ndarray)}
+    names = {
+        k for c in type(instance).__mro__ for k, v in vars(c).items() if isinstance(v, np.ndarray)
+    }
     names |= {k for k, v in instance.__dict__.items() if isinstance(v, np.ndarray)}
     for name in names - set(session.attributes):
         value = getattr(instance, name)
@@ -320,7 +459,8 @@ def _before_run(session: TraceSession, instance: Any) -> None:
         session.frames.pop()
     if tracer.op_errors:
         raise RowMixingError(
-            "BeforeRun catches an error that an array operation raised", formula=BEFORE_RUN,
+            "BeforeRun catches an error that an array operation raised",
+            formula=BEFORE_RUN,
             remedy="test for the condition with np.where before the operation",
         )
     if reason is not None:
@@ -331,17 +471,21 @@ def _before_run(session: TraceSession, instance: Any) -> None:
 BEFORE = Formula(lambda self: None, BEFORE_RUN, "Model")
 
 
-def _aggregate_outputs(subject: Subject, session: TraceSession, proj_len: int) -> list[Output]:
-    outputs = []
-    for number, call in enumerate(session.calls):
-        function = subject.wanted.aggregates.get(call.formula)
-        done = (call.formula, call.key) in session.index
-        if function is None or not done or not reported(call.formula, call.key, proj_len):
-            continue
-        session.tracer.owner = number
-        explicit = call.formula.agg is not DEFAULT
-        outputs.append(_output(session, call, function, explicit=explicit))
-    return outputs
+def _output_of(
+    subject: Subject, session: TraceSession, number: int, proj_len: int
+) -> Output | None:
+    """The aggregate of a call's value, if it is reported."""
+    call = session.calls[number]
+    function = subject.wanted.aggregates.get(call.formula)
+    if function is None or not reported(call.formula, call.key, proj_len):
+        return None
+    tracer = session.tracer
+    saved = tracer.owner, tracer.escapes, tracer.failures
+    tracer.owner, tracer.escapes, tracer.failures = call, [], []
+    try:
+        return _output(session, call, function, explicit=call.formula.agg is not DEFAULT)
+    finally:
+        tracer.owner, tracer.escapes, tracer.failures = saved
 
 
 def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool) -> Output:
@@ -382,7 +526,6 @@ def _aggregate(tracer: Tracer, call: Call, value: Any, function: Any) -> Any:
             formula=call.text,
             remedy="mark the formula @hl.agg(None), or give another aggregate",
         )
-    tracer.escapes, tracer.failures = [], []
     try:
         result = function(value)
     except HlDaskError as error:
@@ -409,46 +552,10 @@ def _count(value: Any) -> Any:
     return np.sum(ones)
 
 
-def _compare(first: TraceSession, outputs: list[Output], second: TraceSession, again: list[Output]) -> None:
-    """The two traces must have made the same calls, given them the same nodes, and asked the same."""
-    keys = [(c.formula, c.key) for c in first.calls]
-    others = [(c.formula, c.key) for c in second.calls]
-    if keys != others:
-        name = next((a[0].name for a, b in zip(keys, others, strict=False) if a != b), keys[-1][0].name if keys else "")
-        raise RowMixingError(
-            "which formulas are called depends on the sample of the rows",
-            formula=name,
-            remedy="let t and assumptions decide which formulas are called, and np.where what a row gets",
-        )
-    for mine, other in zip(first.calls, second.calls, strict=True):
-        left: list[int] = []
-        right: list[int] = []
-        if strip(template_of(mine.value, left)) != strip(template_of(other.value, right)) or left != right:
-            raise RowMixingError(
-                "the formula gives another expression on another sample of the rows",
-                formula=mine.text,
-                remedy="derive nothing from the rows but by array operations and totals",
-            )
-    if [g[0] for g in first.tracer.guards] != [g[0] for g in second.tracer.guards]:
-        owner = _first_difference(first.tracer.guards, second.tracer.guards)
-        raise RowMixingError(
-            "a Python value taken from a total is kept between runs (in a module, a class or a container)",
-            formula=first.calls[owner].text if 0 <= owner < len(first.calls) else BEFORE_RUN,
-            remedy="keep values in formulas only; a run starts from nothing",
-        )
-    for a, b in zip(outputs, again, strict=True):
-        if a.node != b.node:
-            raise RowMixingError(
-                "the aggregate gives another expression on another sample of the rows",
-                formula=call_text(a.formula.name, a.key),
-                remedy="use np.sum, np.min, np.max, hl.Sum or hl.Aggregate",
-            )
-
-
-def _first_difference(mine: Iterable[tuple[int, int]], other: Iterable[tuple[int, int]]) -> int:
-    left, right = list(mine), list(other)
-    for a, b in zip(left, right, strict=False):
+def _first_difference(mine: list[tuple[int, Any]], other: list[tuple[int, Any]]) -> Any:
+    """The formula call at which two lists of guards part."""
+    for a, b in zip(mine, other, strict=False):
         if a[0] != b[0]:
             return a[1]
-    longer = left if len(left) > len(right) else right
-    return longer[min(len(left), len(right))][1] if longer else -1
+    longer = mine if len(mine) > len(other) else other
+    return longer[min(len(mine), len(other))][1] if longer else None

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from hl_dask.dataview import DataView
+from hl_dask.errors import FormulaError, HlDaskError
 from hl_dask.formula import DEFAULT, Formula, PlainSession, call_text
 from hl_dask.liveness import last_use
 from hl_dask.points import ModelPoints
@@ -65,11 +66,17 @@ class ReportingSession(PlainSession):
         """Whether attributes must not change."""
         return self.running or super().refuses_writes()
 
-    def evaluate(self, formula: Formula, instance: Any, key: tuple[Any, ...], memo: dict[Any, Any]) -> Any:
+    def evaluate(
+        self, formula: Formula, instance: Any, key: tuple[Any, ...], memo: dict[Any, Any]
+    ) -> Any:
         """Evaluate a formula, report it, and drop what is not needed any more."""
         value = super().evaluate(formula, instance, key, memo)
         function = self.wanted.aggregates.get(formula)
-        if function is not None and (formula, key) not in self.reports and reported(formula, key, self.proj_len):
+        if (
+            function is not None
+            and (formula, key) not in self.reports
+            and reported(formula, key, self.proj_len)
+        ):
             self.reports[formula, key] = aggregate_value(
                 function,
                 value,
@@ -82,7 +89,9 @@ class ReportingSession(PlainSession):
         return value
 
 
-def releases(finished: Sequence[int], reads: Callable[[int], Iterable[int]], key: Callable[[int], CallKey]) -> dict[CallKey, list[CallKey]]:
+def releases(
+    finished: Sequence[int], reads: Callable[[int], Iterable[int]], key: Callable[[int], CallKey]
+) -> dict[CallKey, list[CallKey]]:
     """After which call each value is dropped: the last one, in order of completion, that reads it."""
     out: dict[CallKey, list[CallKey]] = {}
     for call, position in last_use(finished, reads).items():
@@ -110,7 +119,17 @@ def run_before(session: Any, instance: Any) -> None:
     """Run the user's BeforeRun, which may write attributes; afterwards they are read-only."""
     session.setting_up = True
     if hasattr(instance, "BeforeRun"):
-        instance.BeforeRun()
+        try:
+            instance.BeforeRun()
+        except HlDaskError as error:
+            error.formula = error.formula or "BeforeRun"
+            raise
+        except Exception as error:
+            raise FormulaError(
+                f"{type(error).__name__}: {error}",
+                formula="BeforeRun",
+                remedy="see the exception above, which BeforeRun raised; columns and assumptions are read-only",
+            ) from error
     session.setting_up, session.running = False, True
 
 

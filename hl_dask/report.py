@@ -35,7 +35,11 @@ class Wanted:
 
 
 def choose(
-    formulas: Sequence[Formula], default: Any, outputs: Sequence[str] | None = None, *, everything: bool = False
+    formulas: Sequence[Formula],
+    default: Any,
+    outputs: Sequence[str] | None = None,
+    *,
+    everything: bool = False,
 ) -> Wanted:
     """The formulas of a run.
 
@@ -103,7 +107,11 @@ def check_reported(value: Any, text: str, rows: int, *, explicit: bool) -> None:
     FormulaError
         With the shape found and the ways to declare what is meant.
     """
-    shape = np.shape(getattr(value, "value", value)) if not isinstance(value, (tuple, list, dict)) else None
+    shape = (
+        np.shape(getattr(value, "value", value))
+        if not isinstance(value, (tuple, list, dict))
+        else None
+    )
     if shape == () or (shape is not None and explicit):
         return
     seen = f"an array of shape {shape}" if shape is not None else f"a {type(value).__name__}"
@@ -116,7 +124,9 @@ def check_reported(value: Any, text: str, rows: int, *, explicit: bool) -> None:
     )
 
 
-def aggregate_value(function: Any, value: Any, rows: int | None, text: str, *, explicit: bool) -> Any:
+def aggregate_value(
+    function: Any, value: Any, rows: int | None, text: str, *, explicit: bool
+) -> Any:
     """The reported value of a formula in a plain run.
 
     Parameters

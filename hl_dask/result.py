@@ -49,12 +49,16 @@ def tabulate(reports: Iterable[Report], proj_len: int) -> tuple[pd.DataFrame, di
     index = pd.RangeIndex(proj_len + 1, name="t")
     width = max((len(label) for label in columns), default=1)
     data = {
-        (label[0] if width == 1 else (*label, *[""] * (width - len(label)))): _column(cells, proj_len)
+        (label[0] if width == 1 else (*label, *[""] * (width - len(label)))): _column(
+            cells, proj_len
+        )
         for label, cells in columns.items()
     }
     frame = pd.DataFrame(data, index=index)
     if width > 1:
-        frame.columns = pd.MultiIndex.from_tuples(list(data), names=["formula", *[None] * (width - 1)])
+        frame.columns = pd.MultiIndex.from_tuples(
+            list(data), names=["formula", *[None] * (width - 1)]
+        )
     return frame, values
 
 
@@ -117,7 +121,9 @@ class Result:
 
     def __repr__(self) -> str:
         stats = self.stats
-        memory = f", projected peak {size_text(stats.projected_bytes)}" if stats.projected_bytes else ""
+        memory = (
+            f", projected peak {size_text(stats.projected_bytes)}" if stats.projected_bytes else ""
+        )
         return (
             f"<Result of {self.plan.model}: {stats.rows:,} policies x {stats.months} months, "
             f"{len(self.df_agg.columns)} columns, {len(self.values)} values, {stats.elapsed_s:.2f} s{memory}>"

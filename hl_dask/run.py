@@ -122,7 +122,10 @@ def free_bytes() -> int:
     free = psutil.virtual_memory().available
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
     ):
         with contextlib.suppress(OSError, ValueError):
             free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
@@ -136,7 +139,9 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
-def estimate(program: Program, points: ModelPoints | None, blocks: Blocks, workers: int) -> MemoryEstimate:
+def estimate(
+    program: Program, points: ModelPoints | None, blocks: Blocks, workers: int
+) -> MemoryEstimate:
     """Projected peak of a pass; see :class:`~hl_dask.plan.MemoryEstimate`."""
     block_rows = min(blocks.block_rows, blocks.rows)
     threads = min(workers, blocks.n_chunks)
@@ -146,14 +151,22 @@ def estimate(program: Program, points: ModelPoints | None, blocks: Blocks, worke
     work = program.arena_bytes(block_rows) + program.temporary_bytes(block_rows)
     work += STEP_BYTES * len(program.order)
     # A chunk hands on the tree nodes that its blocks make up, a merge at most as many again.
-    nodes = 1 if blocks.chunk_blocks & (blocks.chunk_blocks - 1) == 0 else 2 * blocks.chunk_blocks.bit_length()
+    nodes = (
+        1
+        if blocks.chunk_blocks & (blocks.chunk_blocks - 1) == 0
+        else 2 * blocks.chunk_blocks.bit_length()
+    )
     waiting = min(blocks.n_chunks, 8 * (1 + len(bin(blocks.n_chunks)) // 3)) + threads
     partials = program.partial_bytes * (waiting * nodes + 4)
     tasks = 1500 * blocks.n_chunks
-    return MemoryEstimate(resident_bytes() + SLACK_BYTES, read * threads, work * threads, partials + tasks)
+    return MemoryEstimate(
+        resident_bytes() + SLACK_BYTES, read * threads, work * threads, partials + tasks
+    )
 
 
-def fit(program: Program, points: ModelPoints | None, rows: int, block_rows: int, settings: Settings) -> tuple[Blocks, int, MemoryEstimate, int]:
+def fit(
+    program: Program, points: ModelPoints | None, rows: int, block_rows: int, settings: Settings
+) -> tuple[Blocks, int, MemoryEstimate, int]:
     """Chunk size, threads and projected peak that stay within the memory allowed.
 
     Raises
@@ -161,7 +174,11 @@ def fit(program: Program, points: ModelPoints | None, rows: int, block_rows: int
     MemoryBudgetError
         When not even one thread with chunks of one block fits.
     """
-    allowed = resident_bytes() + free_bytes() // 2 if settings.memory is None else parse_bytes(settings.memory)
+    allowed = (
+        resident_bytes() + free_bytes() // 2
+        if settings.memory is None
+        else parse_bytes(settings.memory)
+    )
     workers = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
     preferred = settings.chunk_blocks or _preferred(points, block_rows)
     smallest: MemoryEstimate | None = None
@@ -313,7 +330,11 @@ class Projection:
         stats = self.stats
         stats.workers, stats.estimate, stats.allowed_bytes = workers, projected, allowed
         stats.projected_bytes = max(stats.projected_bytes, projected.total_bytes, peak_bytes())
-        stats.chunk_rows, stats.n_blocks, stats.n_chunks = blocks.chunk_rows, blocks.n_blocks, blocks.n_chunks
+        stats.chunk_rows, stats.n_blocks, stats.n_chunks = (
+            blocks.chunk_rows,
+            blocks.n_blocks,
+            blocks.n_chunks,
+        )
         stats.plan_s += time.perf_counter() - started
         return graph, key
 
@@ -384,4 +405,9 @@ def environment() -> dict[str, str]:
     """Versions and processor features that the last bit of a result may depend on."""
     features = getattr(np._core._multiarray_umath, "__cpu_features__", {})
     active = ",".join(sorted(k for k, v in features.items() if v))
-    return {"python": sys.version.split()[0], "numpy": np.__version__, "cpu": active, "dask": dask.__version__}
+    return {
+        "python": sys.version.split()[0],
+        "numpy": np.__version__,
+        "cpu": active,
+        "dask": dask.__version__,
+    }

@@ -7,6 +7,7 @@ cannot be seen are evaluated on plain arrays instead, and become a single node e
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,9 +29,12 @@ from hl_dask.formula import (
     unhashable,
 )
 from hl_dask.points import ModelPoints
-from hl_dask.traced import TracedArray, Tracer, TracedText, check_session, full_rows, is_traced
+from hl_dask.traced import TracedArray, TracedText, Tracer, check_session, full_rows, is_traced
 
 BEFORE_RUN = "BeforeRun"
+RELEASED: Any = object()
+"""Takes the place of a value that the second trace does not need any more."""
+NO_COLUMNS: dict[str, None] = {}
 SHADOWS = 8
 """A formula is evaluated on plain arrays as well in its first calls and in each so many after that."""
 
@@ -41,8 +45,8 @@ class Call:
 
     Attributes
     ----------
-    reads : dict of int to None
-        Calls whose values it read, in the order of reading: an ordered set.
+    reads : dict of int to None, or tuple of int
+        Calls whose values it read, in the order of reading: an ordered set while it is evaluated.
     columns : dict of str to None
         Columns that it read while it was evaluated on plain arrays.
     value : object
@@ -51,7 +55,7 @@ class Call:
 
     formula: Formula
     key: tuple[Any, ...]
-    reads: dict[int, None] = field(default_factory=dict)
+    reads: Any = field(default_factory=dict)
     columns: dict[str, None] = field(default_factory=dict)
     value: Any = None
     opaque: str | None = None
@@ -101,7 +105,9 @@ class TraceSession:
         Evaluate every formula on plain arrays as well and compare: the first trace.
     """
 
-    def __init__(self, tracer: Tracer, points: ModelPoints | None, positions: Any, *, shadow: bool) -> None:
+    def __init__(
+        self, tracer: Tracer, points: ModelPoints | None, positions: Any, *, shadow: bool
+    ) -> None:
         self.tracer = tracer
         self.points = points
         self.positions = positions
@@ -122,9 +128,13 @@ class TraceSession:
         self.limit_bytes: int | None = None
         self.held_bytes = 0
         self.data = DataView(
-            points.columns if points is not None else (), self.traced_column, self._rows, self._frame
+            points.columns if points is not None else (),
+            self.traced_column,
+            self._rows,
+            self._frame,
         )
-        tracer.describe_owner = lambda owner: self.calls[owner].text if owner >= 0 else BEFORE_RUN
+        tracer.describe_owner = describe_owner
+        self.on_finish: Callable[[int], None] | None = None
 
     # ---- model points ------------------------------------------------------------------------
 
@@ -190,9 +200,15 @@ class TraceSession:
         """Values of a formula so far."""
         return {c.key: c.value for c in self.calls if c.formula is formula}
 
-    def call(self, formula: Formula, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, formula: Formula, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Value of a formula, as traced arrays."""
-        return self.calls[self.call_id(formula, args, kwargs)].value
+        value = self.calls[self.call_id(formula, args, kwargs)].value
+        if value is RELEASED and self.frames:
+            # Only the run itself asks for a value again, and does not use it.
+            raise calls_differ(call_text(formula.name, args))
+        return value
 
     def call_id(self, formula: Formula, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Number of a call, evaluated now if it was not before; noted as read by the running one."""
@@ -217,7 +233,7 @@ class TraceSession:
         self.calls.append(call)
         tracer = self.tracer
         saved = (tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows)
-        tracer.owner, tracer.escapes, tracer.failures = call_id, [], []
+        tracer.owner, tracer.escapes, tracer.failures = call, [], []
         tracer.op_errors, tracer.asked_rows = 0, False
         guards = len(tracer.guards)
         self.frames.append(call)
@@ -234,13 +250,18 @@ class TraceSession:
             self.frames.pop()
             self.stack.pop()
             asked = tracer.asked_rows
-            tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows = saved
+            tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows = (
+                saved
+            )
             tracer.asked_rows |= asked
             if isinstance(error, HlDaskError) and error not in tracer.failures:
                 # A caller that swallows the error would go on with a value that other rows do not have.
                 tracer.failures.append(error)
         self.index[formula, key] = call_id
         self.finished.append(call_id)
+        call.reads, call.columns = tuple(call.reads), NO_COLUMNS
+        if self.on_finish is not None:
+            self.on_finish(call_id)
         if self.limit_bytes is not None:
             self.held_bytes += held_bytes(call.value)
             if self.held_bytes > self.limit_bytes:
@@ -335,7 +356,9 @@ class TraceSession:
         finally:
             call.reads, call.columns = reads, columns
             del tracer.guards[asked:]
-        return self._opaque_value(call, "gives another value with plain arrays than with those of a recording")
+        return self._opaque_value(
+            call, "gives another value with plain arrays than with those of a recording"
+        )
 
     def _at_sample_size(self, call: Call) -> Any:
         """The traced value that the formula gives when the sample is all there is."""
@@ -393,7 +416,8 @@ class TraceSession:
             self._check_rows(call, plain)
         ids: list[int] = []
         reads = tuple(
-            (self.calls[r].formula, self.calls[r].key, template_of(self.calls[r].value, ids)) for r in call.reads
+            (self.calls[r].formula, self.calls[r].key, template_of(self.calls[r].value, ids))
+            for r in call.reads
         )
         columns = tuple((c, template_of(self.columns[c], ids)) for c in call.columns)
         attributes = tuple((a, template_of(v, ids)) for a, v in self.attributes.items())
@@ -401,7 +425,14 @@ class TraceSession:
         node = tracer.node(op, tuple(ids), plain, 0)
         if node not in tracer.graph.values:
             tracer.graph.values[node] = OpaqueCall(
-                formula, call.key, reads, columns, attributes, self.twin, plain.shape[1:], plain.dtype.str
+                formula,
+                call.key,
+                reads,
+                columns,
+                attributes,
+                self.twin,
+                plain.shape[1:],
+                plain.dtype.str,
             )
         return TracedArray(tracer, node, plain, fresh=False)
 
@@ -426,7 +457,9 @@ class TraceSession:
             except Exception as error:
                 raise self._not_per_point(call, f"fails {what}: {error}") from error
             if part.shape[:1] != (len(rows),):
-                raise self._not_per_point(call, f"gives shape {part.shape} for {len(rows)} rows, {what}")
+                raise self._not_per_point(
+                    call, f"gives shape {part.shape} for {len(rows)} rows, {what}"
+                )
             keep = slice(None) if "replaced" not in what else rows == np.arange(n)
             if not same_value(plain[rows][keep], part.astype(plain.dtype)[keep]):
                 raise self._not_per_point(call, f"gives other values {what}")
@@ -447,7 +480,9 @@ class TraceSession:
         except Exception:
             return
         if mine.shape != other.shape or not same_value(mine[keep], other[keep].astype(mine.dtype)):
-            raise self._not_per_point(call, "gives a row another value when other rows have NaN, zero or large values")
+            raise self._not_per_point(
+                call, "gives a row another value when other rows have NaN, zero or large values"
+            )
 
     def _not_per_point(self, call: Call, what: str) -> OpaqueFormulaError:
         return OpaqueFormulaError(
@@ -493,6 +528,20 @@ def _replaced(rng: np.random.Generator, n: int) -> Any:
     change = rng.random(n) < 0.5
     rows[change] = rng.integers(0, n, int(change.sum()))
     return rows
+
+
+def describe_owner(owner: Call | None) -> str:
+    """The formula call that an operation belongs to, as text."""
+    return BEFORE_RUN if owner is None else owner.text
+
+
+def calls_differ(text: str) -> RowMixingError:
+    """The error for formulas that are called on one sample of the rows and not on another."""
+    return RowMixingError(
+        "which formulas are called depends on the sample of the rows",
+        formula=text,
+        remedy="let t and assumptions decide which formulas are called, and np.where what a row gets",
+    )
 
 
 def swallowed_error() -> RowMixingError:
@@ -643,7 +692,9 @@ class BlockSession:
         self.attributes = {name: from_template(t, args) for name, t in call.attributes}
         self.data = DataView(tuple(self.columns), self.column, lambda: rows, self.frame)
 
-    def call(self, formula: Formula, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, formula: Formula, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Value of a formula that was read in the recording."""
         key = args if not kwargs and len(args) == formula.arity else bind_key(formula, args, kwargs)
         try:
@@ -723,14 +774,18 @@ class PlainSession:
             points.columns if points is not None else (), self.column, self.row_count, self.frame
         )
 
-    def call(self, formula: Formula, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(
+        self, formula: Formula, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Value of a formula as plain arrays."""
         trace = self.trace
         return trace.to_plain(trace.calls[trace.call_id(formula, args, kwargs)].value, self.rows)
 
     def values_of(self, formula: Formula) -> dict[tuple[Any, ...], Any]:
         """Values of a formula so far, plain."""
-        return {k: self.trace.to_plain(v, self.rows) for k, v in self.trace.values_of(formula).items()}
+        return {
+            k: self.trace.to_plain(v, self.rows) for k, v in self.trace.values_of(formula).items()
+        }
 
     def row_count(self) -> int:
         """Rows at hand."""

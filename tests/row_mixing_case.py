@@ -104,11 +104,6 @@ class Case:
     declared: bool = False
     fresh_only: bool = False
 
-    def culprits(self) -> list[str]:
-        """Names of which a refusal mentions one: the formula, or one that it calls, or BeforeRun."""
-        others = [name for base in self.model.__mro__ for name in vars(base) if name[0].islower()]
-        return [self.name, "BeforeRun", *(n for n in others if n not in vars(hl.Model))]
-
 
 Formula = Callable[..., Any]
 

@@ -614,7 +614,7 @@ def quantile_before_run(self, t):
     return np.minimum(self.data["premium"], self.limit)
 
 
-@case(_over_max, base=OnceBefore)
+@case(_over_max, base=OnceBefore, fresh_only=True)
 def maximum_before_first_run_only(self, t):
     return self.data["premium"] / self.peak
 
@@ -1156,3 +1156,36 @@ def exponential_of_maximum(self, t):
 @case(lambda d, t: total(d["premium"] * sorted([int(d["age"].max()), 60])[1]))
 def python_max_of_two_numbers(self, t):
     return self.data["premium"] * max(60, self.data["age"].max())
+
+
+@case(lambda d, t: total(np.stack([d["extra"], d["fx"]])))
+def columns_by_name(self, t):
+    # The sample has one column less that is asked for here.
+    return sum(self.data[name] for name in sorted(self.data.columns) if name in ("extra", "fx"))
+
+
+@case(lambda d, t: total(d["premium"] * len(d)))
+def number_of_columns(self, t):
+    return self.data["premium"] * len(self.data.columns)
+
+
+@case(lambda d, t: total(d["premium"] * (2 if len(d["age"]) > 5000 else 1)))
+def threshold_on_np_shape(self, t):
+    x = self.data["premium"]
+    return x * 2 if np.shape(x)[0] > 5000 else x
+
+
+@case(lambda d, t: total(d["premium"] * (2 if len(d["age"]) > 5000 else 1)))
+def threshold_on_np_size(self, t):
+    x = self.data["premium"]
+    return x * 2 if np.size(x, 0) > 5000 else x
+
+
+@case(lambda d, t: total(d["premium"] * (2 if len(d["age"]) > 5000 else 1)))
+def threshold_on_np_ones(self, t):
+    return self.data["premium"] * (2 if np.ones_like(self.data["age"]).sum() > 5000 else 1)
+
+
+@case(lambda d, t: total(d["premium"] * np.zeros((len(d["age"]), 2)).size))
+def size_of_another_array(self, t):
+    return self.data["premium"] * np.zeros((len(self.data), 2)).size

@@ -550,7 +550,7 @@ def test_columns_and_cached_values_are_read_only(
 
     before = columns["premium"].copy()
     if action == "RunModel" and change is IN_PLACE["at"]:
-        # NumPy 2.4's np.add.at writes into arrays that are marked read-only; a recording refuses it.
+        # NumPy 2.4's np.add.at writes into arrays that are marked read-only; recordings refuse it.
         return
     with pytest.raises(HlDaskError) as info:
         getattr(Model(data=columns), action)(1)
@@ -880,6 +880,117 @@ def test_a_changed_formula_is_used(columns: Columns) -> None:
     model.__class__ = Other
     frame = model.ExecuteActions().df_agg
     assert total(columns["premium"] * 3).matches(frame["f"].loc[1])
+
+
+def test_an_assumption_that_becomes_another_known_object_is_used(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.data["premium"] * self.used[t]
+
+    base, stress = np.array([1.0, 2.0]), np.array([5.0, 6.0])
+    model = Model(data=columns, base=base, stress=stress, used=base)
+    model.GenerateActions(1)
+    for used in (stress, base, stress):
+        model.used = used
+        frame = model.ExecuteActions().df_agg
+        assert total(columns["premium"] * used[1]).matches(frame["f"].loc[1])
+
+
+def test_tables_that_are_swapped_are_used(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.chosen[0][self.data["term"]] * 1.0
+
+    def table(factor: float) -> Any:
+        frame = pd.DataFrame({"term|int_cat": [10, 15, 20], "value": [factor, 2.0, 3.0]})
+        return hl.Table(frame)
+
+    first, second = table(1.0), table(50.0)
+    model = Model(data=columns, first=first, second=second, chosen=[first])
+    model.GenerateActions(0)
+    model.chosen[0] = second
+    frame = model.ExecuteActions().df_agg
+    expected = np.select([columns["term"] == 10, columns["term"] == 15], [50.0, 2.0], 3.0)
+    assert total(expected).matches(frame["f"].loc[0])
+
+
+def test_a_changed_private_attribute_is_used(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.data["premium"] * self._rate
+
+    model = Model(data=columns)
+    model._rate = 2.0
+    model.GenerateActions(1)
+    model._rate = 5.0
+    frame = model.ExecuteActions().df_agg
+    assert total(columns["premium"] * 5.0).matches(frame["f"].loc[1])
+    model.RunModel(1)
+    assert total(columns["premium"] * 5.0).matches(model.df_agg["f"].loc[1])
+
+
+class Bunch(dict[str, Any]):
+    """A dictionary that has attributes of its own."""
+
+
+class Number(float):
+    """A number that has attributes of its own."""
+
+
+@pytest.mark.parametrize("kind", [Bunch, Number])
+def test_a_changed_attribute_of_an_extended_builtin_is_used(kind: Any, columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.data["premium"] * self.basis.rate
+
+    basis = kind()
+    basis.rate = 2.0
+    model = Model(data=columns, basis=basis)
+    model.GenerateActions(1)
+    basis.rate = 5.0
+    frame = model.ExecuteActions().df_agg
+    assert total(columns["premium"] * 5.0).matches(frame["f"].loc[1])
+
+
+def test_changed_attrs_of_a_frame_are_used(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.data["premium"] * self.frame.attrs["rate"]
+
+    frame = pd.DataFrame({"x": [1.0]})
+    frame.attrs["rate"] = 2.0
+    model = Model(data=columns, frame=frame)
+    model.GenerateActions(1)
+    frame.attrs["rate"] = 5.0
+    result = model.ExecuteActions().df_agg
+    assert total(columns["premium"] * 5.0).matches(result["f"].loc[1])
+
+
+def test_attributes_made_before_the_run_do_not_stand_in_the_way(columns: Columns) -> None:
+    class Model(hl.Model):
+        def BeforeRun(self):
+            self.ratio = self.data["premium"] / self.data["sum_assured"]
+            self.peak = self.data["premium"].max()
+
+        def f(self, t):
+            return self.ratio * (t + 1)
+
+        def g(self, t):
+            return self.peak
+
+    model = Model(data=columns)
+    model.RunModel(1)
+    model.GenerateActions()
+    fewer = {name: column[:300] for name, column in columns.items()}
+    fewer["premium"] = fewer["premium"] * 3
+    model.data = fewer
+    for _ in range(2):
+        frame = model.ExecuteActions(block_rows=64).df_agg
+        assert total(fewer["premium"] / fewer["sum_assured"] * 2).matches(frame["f"].loc[1])
+        assert frame["g"].loc[0] == fewer["premium"].max()
+        model.RunModel(1)
+        assert total(fewer["premium"] / fewer["sum_assured"] * 2).matches(model.df_agg["f"].loc[1])
+        assert model.df_agg["g"].loc[0] == fewer["premium"].max()
 
 
 RATE = 2.0

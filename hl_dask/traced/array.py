@@ -106,7 +106,9 @@ class TracedArray(Traced):
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         if not self.per_point:
             return np.asarray(self.concrete(), dtype=dtype)
-        self.tracer.escape("np.asarray, or an operation that hl_dask cannot see, took a plain array")
+        self.tracer.escape(
+            "np.asarray, or an operation that hl_dask cannot see, took a plain array"
+        )
         view = np.asarray(self.value, dtype=dtype)
         if view is self.value:
             view = view.view()
@@ -237,14 +239,19 @@ class TracedArray(Traced):
 
     # ---- methods with rules of their own -----------------------------------------------------
 
-    def astype(self, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True) -> Any:
+    def astype(
+        self,
+        dtype: Any,
+        order: str = "K",
+        casting: str = "unsafe",
+        subok: bool = True,
+        copy: bool = True,
+    ) -> Any:
         """See :class:`numpy.ndarray`."""
         target = np.dtype(dtype)
         if target == self.dtype:
             return self.copy() if copy else self
-        return ops.elementwise(
-            self.tracer, ops.cast, (self, target.str), {}, value_args=(0,)
-        )
+        return ops.elementwise(self.tracer, ops.cast, (self, target.str), {}, value_args=(0,))
 
     def copy(self, order: str = "C") -> TracedArray:
         """A copy that may be changed by assignment."""
@@ -360,10 +367,7 @@ COMPARE = {
     "ne": np.not_equal,
 }
 UNARY = {"neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert}
-METHODS = (
-    "sum prod min max mean var std any all clip round cumsum cumprod argmin argmax argsort take repeat "
-    "swapaxes diagonal trace nonzero searchsorted choose compress ptp partition argpartition"
-).split()
+METHODS = ["sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "clip", "round", "cumsum", "cumprod", "argmin", "argmax", "argsort", "take", "repeat", "swapaxes", "diagonal", "trace", "nonzero", "searchsorted", "choose", "compress", "ptp", "partition", "argpartition"]
 
 for _name, _ufunc in BINARY.items():
     setattr(TracedArray, f"__{_name}__", _operator(_ufunc, reverse=False))
@@ -372,7 +376,11 @@ for _name, _ufunc in BINARY.items():
 for _name, _ufunc in COMPARE.items():
     setattr(TracedArray, f"__{_name}__", _operator(_ufunc, reverse=False))
 for _name, _ufunc in UNARY.items():
-    setattr(TracedArray, f"__{_name}__", lambda self, _u=_ufunc: ops.apply_ufunc(self.tracer, _u, (self,)))
+    setattr(
+        TracedArray,
+        f"__{_name}__",
+        lambda self, _u=_ufunc: ops.apply_ufunc(self.tracer, _u, (self,)),
+    )
 for _name in METHODS:
     if not hasattr(np.ndarray, _name):
         continue  # ndarray.ptp left NumPy in 2.0; a plain run has no such method either

@@ -32,7 +32,9 @@ Rule = Callable[[Tracer, Callable[..., Any], tuple[Any, ...], dict[str, Any]], A
 _MISSING: Any = object()
 
 
-def _options(names: str, args: tuple[Any, ...], kwargs: dict[str, Any], defaults: Any = None) -> dict[str, Any]:
+def _options(
+    names: str, args: tuple[Any, ...], kwargs: dict[str, Any], defaults: Any = None
+) -> dict[str, Any]:
     """Positional and keyword arguments by name; NumPy's own no-value markers are dropped."""
     out = dict(zip(names.split(), args, strict=False))
     out.update(kwargs)
@@ -87,7 +89,11 @@ def _isin(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if any(t.axis >= 0 for t in traced_operands(test)):
         raise tracer.mixing("np.isin in a set made of rows", "use a set that is an assumption")
     if not is_traced(x):
-        return func(x, np.asarray([np.asarray(t) for t in test] if isinstance(test, list) else test), **options)
+        return func(
+            x,
+            np.asarray([np.asarray(t) for t in test] if isinstance(test, list) else test),
+            **options,
+        )
     test = np.asarray(list(test) if isinstance(test, (set, frozenset)) else test)
     return call(tracer, func, (x, test), options, axis=lambda v: x.axis)
 
@@ -99,7 +105,9 @@ def _search(names: str, moving: str, tables: tuple[str, ...]) -> Rule:
         options = _options(names, args, kwargs)
         for name in tables:
             if any(t.axis >= 0 for t in traced_operands(options.get(name))):
-                raise tracer.mixing(f"np.{func.__name__} in a table made of rows", "use a shared table")
+                raise tracer.mixing(
+                    f"np.{func.__name__} in a table made of rows", "use a shared table"
+                )
         x = options[moving]
         axis = x.axis if is_traced(x) else -1
         order = names.split()
@@ -117,7 +125,9 @@ def _take(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         if axis is None or _on_rows(a, axis) or is_traced(indices):
             raise tracer.mixing("np.take from the rows", ops.GATHER_REMEDY)
         shift = 0 if axis % a.ndim > a.axis else np.ndim(indices) - 1
-        return call(tracer, func, (a, indices), _without_none(axis=axis), axis=lambda v: a.axis + shift)
+        return call(
+            tracer, func, (a, indices), _without_none(axis=axis), axis=lambda v: a.axis + shift
+        )
     offset = row_offset(tracer, (indices,))
     before = 0 if axis is None else axis % np.ndim(a)
     index_ndim = np.ndim(indices.value) if is_traced(indices) else np.ndim(indices)
@@ -146,7 +156,9 @@ def _like(fill: Any) -> Rule:
         if is_traced(value):
             return np.broadcast_arrays(value, x)[0].astype(dtype).copy()
         if x.axis < 0:
-            return call(tracer, np.full, (np.shape(x.value), value, dtype.str), {}, axis=lambda v: -1)
+            return call(
+                tracer, np.full, (np.shape(x.value), value, dtype.str), {}, axis=lambda v: -1
+            )
         shape = list(np.shape(x.value))
         shape[x.axis] = 1
         return ops.repeat_row(tracer, np.full(shape, value, dtype), x.axis)
@@ -165,7 +177,7 @@ def _along(names: str, *, keeps: bool, default: Any = None) -> Rule:
 
     def rule(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         options = _options(names, args, kwargs)
-        first = names.split()[0]
+        first = names.split(maxsplit=1)[0]
         x = _first_traced(tracer, options.pop(first))
         axis = options.get("axis", default)
         if not is_traced(x) or x.axis < 0:
@@ -194,7 +206,12 @@ def _take_along(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         raise tracer.mixing("np.take_along_axis over the rows", ops.GATHER_REMEDY)
     offset = row_offset(tracer, (x, indices))
     return call(
-        tracer, func, (x, indices, int(axis)), {}, offset=offset, axis=lambda v: -1 if offset is None else v.ndim + offset
+        tracer,
+        func,
+        (x, indices, int(axis)),
+        {},
+        offset=offset,
+        axis=lambda v: -1 if offset is None else v.ndim + offset,
     )
 
 
@@ -203,10 +220,15 @@ def _take_along(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _reduce(tracer: Tracer, kind: str, x: Any, axis: Any, keepdims: bool, dtype: Any = None) -> Any:
     """A reduction over the rows (and perhaps other axes) that the tree can combine."""
-    axes = tuple(range(x.ndim)) if axis is None else tuple(
-        int(a) % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,))
+    axes = (
+        tuple(range(x.ndim))
+        if axis is None
+        else tuple(int(a) % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,)))
     )
-    op = Op("reduce", (kind, tuple(sorted(axes)), keepdims, None if dtype is None else np.dtype(dtype).str))
+    op = Op(
+        "reduce",
+        (kind, tuple(sorted(axes)), keepdims, None if dtype is None else np.dtype(dtype).str),
+    )
     value = ops.attempt(tracer, reduce_rows, (x.value, op.static), {})
     return ops.result(tracer, op, (x.node,), value, -1)
 
@@ -233,7 +255,9 @@ def moments(x: Any, axes: tuple[int, ...], keepdims: bool, skip_nan: bool) -> An
     return parts if keepdims else np.squeeze(parts, axis=tuple(a + 1 for a in axes))
 
 
-def reduce_rows(x: Any, static: tuple[str, tuple[int, ...], bool, str | None], out: Any = None) -> Any:
+def reduce_rows(
+    x: Any, static: tuple[str, tuple[int, ...], bool, str | None], out: Any = None
+) -> Any:
     """Do a reduction described by the static part of its node, on a block or on a sample."""
     kind, axes, keepdims, dtype = static
     if kind.endswith("moments"):
@@ -241,14 +265,20 @@ def reduce_rows(x: Any, static: tuple[str, tuple[int, ...], bool, str | None], o
         if out is not None:
             out[...] = value
         return value
-    return REDUCERS[kind](x, axis=axes, dtype=dtype, out=out, keepdims=keepdims) if kind in ("sum", "prod") else REDUCERS[
-        kind
-    ](x, axis=axes, out=out, keepdims=keepdims)
+    return (
+        REDUCERS[kind](x, axis=axes, dtype=dtype, out=out, keepdims=keepdims)
+        if kind in ("sum", "prod")
+        else REDUCERS[kind](x, axis=axes, out=out, keepdims=keepdims)
+    )
 
 
 def _total(kind: str) -> Rule:
     """sum, prod, min, max, any, all."""
-    names = "a axis dtype out keepdims initial where" if kind in ("sum", "prod") else "a axis out keepdims initial where"
+    names = (
+        "a axis dtype out keepdims initial where"
+        if kind in ("sum", "prod")
+        else "a axis out keepdims initial where"
+    )
 
     def rule(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         options = _options(names, args, kwargs)
@@ -259,7 +289,9 @@ def _total(kind: str) -> Rule:
         initial = options.pop("initial", None)
         where = options.pop("where", True)
         if options.pop("out", None) is not None:
-            raise tracer.mixing(f"out= of np.{func.__name__}", "use the value that the function returns")
+            raise tracer.mixing(
+                f"out= of np.{func.__name__}", "use the value that the function returns"
+            )
         if where is not True:
             if kind not in NEUTRAL:
                 raise tracer.mixing(f"where= of np.{func.__name__}", "use np.where inside it")
@@ -285,13 +317,19 @@ INITIAL: dict[str, Any] = {
 }
 
 
-def _within(tracer: Tracer, func: Any, x: Any, axis: Any, keepdims: bool, extra: dict[str, Any]) -> Any:
+def _within(
+    tracer: Tracer, func: Any, x: Any, axis: Any, keepdims: bool, extra: dict[str, Any]
+) -> Any:
     """A reduction over other axes than the rows: each row gives its own value."""
     if x.axis < 0:
-        return call(tracer, func, (x,), {"axis": axis, "keepdims": keepdims, **extra}, axis=lambda v: -1)
+        return call(
+            tracer, func, (x,), {"axis": axis, "keepdims": keepdims, **extra}, axis=lambda v: -1
+        )
     axes = {int(a) % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,))}
     position = x.axis if keepdims else x.axis - sum(1 for a in axes if a < x.axis)
-    return call(tracer, func, (x,), {"axis": axis, "keepdims": keepdims, **extra}, axis=lambda v: position)
+    return call(
+        tracer, func, (x,), {"axis": axis, "keepdims": keepdims, **extra}, axis=lambda v: position
+    )
 
 
 def _count(x: Any, axis: Any) -> Any:
@@ -340,14 +378,22 @@ def _nan_total(kind: str) -> Rule:
     """nansum, nanprod, nanmin, nanmax over the rows."""
 
     def rule(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-        options = _options("a axis dtype out keepdims" if kind in ("sum", "prod") else "a axis out keepdims", args, kwargs)
+        options = _options(
+            "a axis dtype out keepdims" if kind in ("sum", "prod") else "a axis out keepdims",
+            args,
+            kwargs,
+        )
         x = _first_traced(tracer, options["a"])
         axis, keepdims = options.get("axis"), bool(options.get("keepdims", False))
         if not _on_rows(x, axis):
             return _within(tracer, func, x, axis, keepdims, {})
         if kind in ("fmin", "fmax"):
             return _reduce(tracer, kind, x, axis, keepdims)
-        filled = np.where(np.isnan(x), np.asarray(NEUTRAL[kind], dtype=x.dtype), x) if x.dtype.kind in "fc" else x
+        filled = (
+            np.where(np.isnan(x), np.asarray(NEUTRAL[kind], dtype=x.dtype), x)
+            if x.dtype.kind in "fc"
+            else x
+        )
         return _reduce(tracer, kind, filled, axis, keepdims, options.get("dtype"))
 
     return rule
@@ -380,13 +426,19 @@ def _ptp(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _average(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     options = _options("a axis weights returned", args, kwargs)
-    x, axis, weights = _first_traced(tracer, options["a"]), options.get("axis"), options.get("weights")
+    x, axis, weights = (
+        _first_traced(tracer, options["a"]),
+        options.get("axis"),
+        options.get("weights"),
+    )
     if options.get("returned"):
         raise tracer.mixing("np.average(returned=True)", "divide np.sum(x * w) by np.sum(w)")
     if weights is None:
         return np.mean(x, axis=axis)
     if is_traced(weights) and np.shape(weights.value) != np.shape(getattr(x, "value", x)):
-        raise tracer.mixing("np.average with weights of another shape", "divide np.sum(x * w) by np.sum(w)")
+        raise tracer.mixing(
+            "np.average with weights of another shape", "divide np.sum(x * w) by np.sum(w)"
+        )
     return np.sum(x * weights, axis=axis) / np.sum(np.broadcast_arrays(weights, x)[0], axis=axis)
 
 
@@ -418,7 +470,8 @@ def _dot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if axes[0] < 0 and nd[0] <= 2 and nd[1] == 2 and axes[1] == 1:
         return call(tracer, func, (a, b), {}, axis=lambda v: v.ndim - 1)
     raise tracer.mixing(
-        f"np.{func.__name__} over the rows", "write it as a total: (x[:, :, None] * y[:, None, :]).sum(axis=0)"
+        f"np.{func.__name__} over the rows",
+        "write it as a total: (x[:, :, None] * y[:, None, :]).sum(axis=0)",
     )
 
 
@@ -437,7 +490,9 @@ def _same_rows_arrays(tracer: Tracer, arrays: Any) -> tuple[list[Any], int]:
             out.append(array)
             continue
         if is_traced(array) or np.ndim(array) < -offset:
-            raise tracer.mixing("stacking rows with a value that has none", "use np.full_like(x, value)")
+            raise tracer.mixing(
+                "stacking rows with a value that has none", "use np.full_like(x, value)"
+            )
         node, value = ops.lift(tracer, np.asarray(array), offset)
         out.append(Traced.make(tracer, node, value))
     return out, np.ndim(traced[0].value) + offset
@@ -485,7 +540,9 @@ def _transpose(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         return call(tracer, np.transpose, (x, order), {}, axis=lambda v: -1)
     x.fresh = False
     value = x.value.transpose(order)
-    return ops.result(tracer, Op("transpose", order), (x.node,), value, order.index(x.axis), fresh=False)
+    return ops.result(
+        tracer, Op("transpose", order), (x.node,), value, order.index(x.axis), fresh=False
+    )
 
 
 def _swapaxes(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
@@ -601,7 +658,7 @@ def install() -> None:
     """Fill the table of rules."""
     _register(
         _elementwise,
-        *"clip nan_to_num isclose select choose fix sinc i0 angle real_if_close isneginf isposinf".split(),
+        *["clip", "nan_to_num", "isclose", "select", "choose", "fix", "sinc", "i0", "angle", "real_if_close", "isneginf", "isposinf"],
     )
     _register(_where, "where")
     _register(_round, "round", "around")
@@ -624,7 +681,12 @@ def install() -> None:
     _register(_nanmean, "nanmean")
     for name in ("var", "std", "nanvar", "nanstd"):
         _register(_variance(name.endswith("std"), name.startswith("nan")), name)
-    for name, kind in (("nansum", "sum"), ("nanprod", "prod"), ("nanmin", "fmin"), ("nanmax", "fmax")):
+    for name, kind in (
+        ("nansum", "sum"),
+        ("nanprod", "prod"),
+        ("nanmin", "fmin"),
+        ("nanmax", "fmax"),
+    ):
         _register(_nan_total(kind), name)
     _register(_count_nonzero, "count_nonzero")
     _register(_ptp, "ptp")
@@ -633,11 +695,23 @@ def install() -> None:
     _register(_array_equal, "array_equal")
     _register(_dot, "dot", "matmul", "vdot", "inner")
     _register(_along("a axis dtype", keeps=True), "cumsum", "cumprod", "nancumsum", "nancumprod")
-    _register(_along("a axis", keeps=True, default=-1), "sort", "argsort", "flip", "diff", "gradient")
+    _register(
+        _along("a axis", keeps=True, default=-1), "sort", "argsort", "flip", "diff", "gradient"
+    )
     _register(_along("a kth axis", keeps=True, default=-1), "partition", "argpartition")
     _register(_along("a shift axis", keeps=True), "roll")
-    _register(_along("a axis", keeps=False), "argmax", "argmin", "nanargmax", "nanargmin", "median", "nanmedian")
-    _register(_along("a q axis", keeps=False), "percentile", "quantile", "nanpercentile", "nanquantile")
+    _register(
+        _along("a axis", keeps=False),
+        "argmax",
+        "argmin",
+        "nanargmax",
+        "nanargmin",
+        "median",
+        "nanmedian",
+    )
+    _register(
+        _along("a q axis", keeps=False), "percentile", "quantile", "nanpercentile", "nanquantile"
+    )
     _register(_take_along, "take_along_axis")
     _register(_stack, "stack")
     _register(_concatenate, "concatenate")
@@ -654,16 +728,19 @@ def install() -> None:
     _register(_repeat, "repeat")
     _register(_tile, "tile", "resize", "append", "insert", "delete")
     _register(
-        _plain, "ndim", "shape", "size", "iscomplexobj", "isrealobj", "result_type", "can_cast", "min_scalar_type"
+        _plain,
+        "ndim",
+        "shape",
+        "size",
+        "iscomplexobj",
+        "isrealobj",
+        "result_type",
+        "can_cast",
+        "min_scalar_type",
     )
     _register(
         _refuse(ops.ORDER_REMEDY),
-        *(
-            "unique bincount histogram nonzero argwhere flatnonzero lexsort compress extract convolve "
-            "correlate trapezoid interp1d outer kron cov corrcoef diagonal trace rot90 flipud "
-            "array_split split cumulative_sum cumulative_prod unique_values unique_counts searchsorted_ "
-            "intersect1d setdiff1d union1d ediff1d nanmedian_ put place copyto putmask"
-        ).split(),
+        *["unique", "bincount", "histogram", "nonzero", "argwhere", "flatnonzero", "lexsort", "compress", "extract", "convolve", "correlate", "trapezoid", "interp1d", "outer", "kron", "cov", "corrcoef", "diagonal", "trace", "rot90", "flipud", "array_split", "split", "cumulative_sum", "cumulative_prod", "unique_values", "unique_counts", "searchsorted_", "intersect1d", "setdiff1d", "union1d", "ediff1d", "nanmedian_", "put", "place", "copyto", "putmask"],
     )
     for ufunc in (np.add,):
         FUNCTIONS.setdefault(ufunc, _elementwise)

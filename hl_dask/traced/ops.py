@@ -80,7 +80,12 @@ def lift(tracer: Tracer, operand: Any, offset: int | None) -> tuple[int, Any]:
         return operand.node, operand.value
     if isinstance(operand, (list, tuple)):
         operand = np.asarray(operand)
-    if isinstance(operand, np.ndarray) and operand.ndim and offset is not None and operand.ndim >= -offset:
+    if (
+        isinstance(operand, np.ndarray)
+        and operand.ndim
+        and offset is not None
+        and operand.ndim >= -offset
+    ):
         axis = operand.ndim + offset
         if operand.shape[axis] != 1:
             full = full_rows(tracer, operand, axis)
@@ -125,7 +130,9 @@ def repeat_row(tracer: Tracer, row: Any, axis: int) -> Any:
     return Traced.make(tracer, node, value)
 
 
-def result(tracer: Tracer, op: Op, args: tuple[int, ...], value: Any, axis: int, fresh: bool = True) -> Any:
+def result(
+    tracer: Tracer, op: Op, args: tuple[int, ...], value: Any, axis: int, fresh: bool = True
+) -> Any:
     """The traced array of a new node."""
     return Traced.make(tracer, tracer.node(op, args, value, axis), value, fresh)
 
@@ -190,7 +197,9 @@ def _elementary(
     return Traced.array_type(tracer, found, value)
 
 
-def split(tracer: Tracer, op: Op, args: tuple[int, ...], values: tuple[Any, ...], offset: int | None) -> Any:
+def split(
+    tracer: Tracer, op: Op, args: tuple[int, ...], values: tuple[Any, ...], offset: int | None
+) -> Any:
     """The results of an operation with several outputs (divmod, modf): one node for each."""
     out = []
     for k, value in enumerate(values):
@@ -207,7 +216,11 @@ def power(base: Traced, exponent: Any) -> Any:
     if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, np.generic)):
         kind = base.value.dtype.kind
         ufunc = _POWERS.get(exponent)
-        if ufunc is not None and (kind in "fc" or (kind in "iu" and exponent == 2)) and base.value.ndim:
+        if (
+            ufunc is not None
+            and (kind in "fc" or (kind in "iu" and exponent == 2))
+            and base.value.ndim
+        ):
             if kind in "iu" and isinstance(exponent, float):
                 return apply_ufunc(base.tracer, np.power, (base, exponent))
             return apply_ufunc(base.tracer, ufunc, (base,))
@@ -222,7 +235,9 @@ def apply_ufunc_method(
     if out is not None:
         target = out[0]
         if not (len(out) == 1 and is_traced(target) and method == "__call__" and not kwargs):
-            raise tracer.mixing(f"out= of np.{ufunc.__name__}", "use the value that the function returns")
+            raise tracer.mixing(
+                f"out= of np.{ufunc.__name__}", "use the value that the function returns"
+            )
         return target.take_over(apply_ufunc(tracer, ufunc, inputs), ufunc.__name__)  # type: ignore[attr-defined]
     if ufunc is np.matmul:
         return FUNCTIONS[np.matmul](tracer, np.matmul, inputs, kwargs)
@@ -270,7 +285,9 @@ def cast(value: Any, dtype: str) -> Any:
     return np.asarray(value).astype(dtype)[()] if np.ndim(value) == 0 else value.astype(dtype)
 
 
-def flatten(tracer: Tracer, value: Any, ids: list[int], values: list[Any], offset: int | None) -> Any:
+def flatten(
+    tracer: Tracer, value: Any, ids: list[int], values: list[Any], offset: int | None
+) -> Any:
     """Template of an argument: nodes become slots, containers hashable; fills ids and values."""
     if is_traced(value) or isinstance(value, (np.ndarray, *NUMBERS)):
         node, concrete = lift(tracer, value, offset)
@@ -366,7 +383,10 @@ def apply_lookup(tracer: Tracer, table: Any, keys: tuple[Any, ...]) -> Any:
         values.append(value)
     bound = table.bind(categories)
     value = attempt(tracer, bound, values, {})
-    op = Op("lookup", (table.digest(), bound.digest() if hasattr(bound, "digest") else _digest(categories)))
+    op = Op(
+        "lookup",
+        (table.digest(), bound.digest() if hasattr(bound, "digest") else _digest(categories)),
+    )
     axis = -1 if offset is None else np.ndim(value) + offset
     traced = result(tracer, op, tuple(ids), value, axis)
     tracer.graph.values.setdefault(traced.node, bound)
@@ -392,9 +412,13 @@ def apply_gather(tracer: Tracer, array: Any, index: Any) -> Any:
     rows: list[Any] = [p for p in parts if is_traced(p) and p.axis >= 0]
     if any(not isinstance(p, (int, np.integer, np.ndarray, Traced)) for p in parts):
         if len(parts) > 1 and len([p for p in parts if is_traced(p)]) > 1:
-            raise tracer.mixing("an index that mixes slices with several arrays of rows", "use hl.lookup")
+            raise tracer.mixing(
+                "an index that mixes slices with several arrays of rows", "use hl.lookup"
+            )
     if any(p.value.dtype.kind == "b" for p in rows):
-        raise tracer.mixing("a mask of rows as the index into a shared array", "use np.where(mask, a, b)")
+        raise tracer.mixing(
+            "a mask of rows as the index into a shared array", "use np.where(mask, a, b)"
+        )
     offset = row_offset(tracer, tuple(parts))
     first = next((k for k, p in enumerate(parts) if is_traced(p)), 0)
     index_ndim = max((np.ndim(p.value) for p in parts if is_traced(p)), default=0)
@@ -463,7 +487,9 @@ def _mark_rows(parts: list[Any], axis: int) -> list[tuple[Any, bool]]:
 
 def _static_index(index: tuple[Any, ...]) -> Any:
     return tuple(
-        Frozen("slice", (p.start, p.stop, p.step)) if isinstance(p, slice) else (None if p is None else int(p))
+        Frozen("slice", (p.start, p.stop, p.step))
+        if isinstance(p, slice)
+        else (None if p is None else int(p))
         for p in index
     )
 
@@ -491,8 +517,11 @@ def _whole_rows(tracer: Tracer, part: Any) -> None:
     what = "an index into the rows (x[0], x[1:], x[::-1], x[order])"
     remedy = "use row-wise operations; the total over rows is x.sum(), the first entry has no counterpart"
     if is_traced(part) and part.value.dtype.kind == "b":
-        what, remedy = "a selection of rows (x[mask])", (
-            "np.where(mask, x, 0) keeps one value for every row, and its totals are those of the selection"
+        what, remedy = (
+            "a selection of rows (x[mask])",
+            (
+                "np.where(mask, x, 0) keeps one value for every row, and its totals are those of the selection"
+            ),
         )
     raise tracer.mixing(what, remedy)
 
@@ -524,17 +553,23 @@ def apply_assignment(array: Any, index: Any, value: Any) -> Any:
                 "assigning selected rows (x[mask] = y[mask])", "use x = np.where(mask, y, x)"
             )
         if np.ndim(value if not is_traced(value) else value.value):
-            raise tracer.mixing("assigning an array to selected rows", "use x = np.where(mask, y, x)")
+            raise tracer.mixing(
+                "assigning an array to selected rows", "use x = np.where(mask, y, x)"
+            )
         return call(tracer, assign, (array, index, value), {}, axis=lambda out: 0)
     whole = [p for p in parts if p is not Ellipsis]
     if axis == 0 and all(isinstance(p, (slice, int, np.integer)) for p in whole):
         if whole:
             _whole_rows(tracer, whole[0])
-        cleaned = tuple(slice(None) if p is not Ellipsis and k == 0 else p for k, p in enumerate(parts))
+        cleaned = tuple(
+            slice(None) if p is not Ellipsis and k == 0 else p for k, p in enumerate(parts)
+        )
         offset = -(np.ndim(array.value) - sum(isinstance(p, (int, np.integer)) for p in whole))
         found = row_offset(tracer, (value,))
         if found not in (None, offset):
-            raise tracer.mixing("assigning an array whose rows lie on another axis", "transpose it first")
+            raise tracer.mixing(
+                "assigning an array whose rows lie on another axis", "transpose it first"
+            )
         node, concrete = lift(tracer, value, offset)
         if concrete is not value and not is_traced(value):
             value = Traced.make(tracer, node, concrete)
@@ -546,7 +581,9 @@ def apply_reshape(array: Any, shape: tuple[Any, ...]) -> Any:
     """``x.reshape(shape)`` where every row stays a row of its own."""
     tracer: Tracer = array.tracer
     if array.axis < 0:
-        return call(tracer, np.reshape, (array, tuple(int(s) for s in shape)), {}, axis=lambda v: -1)
+        return call(
+            tracer, np.reshape, (array, tuple(int(s) for s in shape)), {}, axis=lambda v: -1
+        )
     per_row = int(np.prod(array.tracer.graph.metas[array.node].shape, dtype=np.int64))
     rest = tuple(int(s) for s in shape[1:])
     size_rest = int(np.prod(rest, dtype=np.int64))

@@ -65,13 +65,19 @@ class TracedText:
         return iter(self.codes)
 
     def _code(self, text: Any) -> int:
-        where = int(np.searchsorted(self.categories, text)) if isinstance(text, str) else len(self.categories)
+        where = (
+            int(np.searchsorted(self.categories, text))
+            if isinstance(text, str)
+            else len(self.categories)
+        )
         found = where < len(self.categories) and self.categories[where] == text
         return where if found else ABSENT
 
     def _compare(self, other: Any, ufunc: np.ufunc) -> Any:
         if isinstance(other, TracedText):
-            if other.categories is not self.categories and list(other.categories) != list(self.categories):
+            if other.categories is not self.categories and list(other.categories) != list(
+                self.categories
+            ):
                 mine = np.array([other._code(text) for text in self.categories], dtype=np.int64)
                 return ufunc(np.take(mine, self.codes), other.codes)
             return ufunc(self.codes, other.codes)

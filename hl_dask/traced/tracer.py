@@ -42,13 +42,13 @@ class Tracer:
         self.sample_rows = sample_rows
         self.frozen = frozen
         self.assumed = assumed
-        self.guards: list[tuple[int, int]] = []
+        self.guards: list[tuple[int, Any]] = []
         self.asked_rows = False
-        self.owner = -1
+        self.owner: Any = None
         self.escapes: list[str] = []
         self.failures: list[HlDaskError] = []
         self.op_errors = 0
-        self.describe_owner: Callable[[int], str] = lambda owner: f"call {owner}"
+        self.describe_owner: Callable[[Any], str] = str
         self._scalars: dict[Any, int] = {}
         self._arrays: dict[int, tuple[Array, int]] = {}
 
@@ -111,7 +111,9 @@ class Tracer:
         if self.frozen:
             raise self.fail(self._differs(op, args))
         if np.geterr() != QUIET:
-            self.escape("np.errstate within the formula notices floating-point errors, which depend on the rows")
+            self.escape(
+                "np.errstate within the formula notices floating-point errors, which depend on the rows"
+            )
         dtype = getattr(value, "dtype", None)
         shape = np.shape(value)
         if axis >= 0:
