@@ -59,8 +59,9 @@ class DataView:
         return self[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
+        msg = f"the model points are read-only, {name!r} cannot be assigned"
         raise ReadOnlyError(
-            f"the model points are read-only, {name!r} cannot be assigned",
+            msg,
             column=name,
             remedy="add the column before the run, or compute it in a formula",
         )

@@ -86,8 +86,9 @@ def declared_columns(attributes: Mapping[str, Any]) -> dict[str, Any]:
             continue
         arrays = {f"{name}.{k}": v for k, v in fields_of(value).items() if is_row_array(v)}
         if not arrays:
+            msg = f"model_points declares {name!r}, which holds no array: it is a {type(value).__name__}"
             raise ModelError(
-                f"model_points declares {name!r}, which holds no array: it is a {type(value).__name__}",
+                msg,
                 remedy=f"assign an array or an object of arrays to {name}, or take it out of model_points",
             )
         columns |= arrays
@@ -118,9 +119,12 @@ class JoinedPoints(ModelPoints):
 
     def __init__(self, data: ModelPoints, declared: ModelPoints) -> None:
         if data.rows != declared.rows:
-            raise DataError(
+            msg = (
                 f"the declared attributes {', '.join(declared.columns)} have {declared.rows:,} entries and "
-                f"the data {data.rows:,} rows",
+                f"the data {data.rows:,} rows"
+            )
+            raise DataError(
+                msg,
                 remedy="assign the attributes that belong to this data, or make them columns of it",
             )
         super().__init__(data)

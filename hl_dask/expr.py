@@ -83,7 +83,6 @@ class Graph:
     values: dict[int, Any] = field(default_factory=dict)
     index: dict[tuple[int, ...], int] = field(default_factory=dict)
     op_ids: dict[Op, int] = field(default_factory=dict)
-    _metas: dict[Meta, Meta] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -104,9 +103,11 @@ class Graph:
 
         The phase is the number of reductions on the deepest path from a leaf to the node.
         """
+        phases = self.phases
         phase = 0
         for arg in args:
-            phase = max(phase, self.phases[arg])
+            if phases[arg] > phase:
+                phase = phases[arg]
         if op.name in REDUCTIONS:
             phase += 1
         node = len(self.ops)
@@ -114,7 +115,7 @@ class Graph:
         self.args.append(args)
         self.kinds.append(kind)
         self.phases.append(phase)
-        self.metas.append(self._metas.setdefault(meta, meta))
+        self.metas.append(meta)
         self.owners.append(owner)
         self.index[(self.op_id(op), *args)] = node
         return node
@@ -139,7 +140,10 @@ def kind_of(op: Op, kinds: Iterable[str]) -> str:
     """Kind of a node from its operation and the kinds of its arguments."""
     if op.name in REDUCTIONS:
         return PORTFOLIO
-    found = set(kinds)
-    if POINT in found:
-        return POINT
-    return PORTFOLIO if PORTFOLIO in found else SHARED
+    found = SHARED
+    for kind in kinds:
+        if kind == POINT:
+            return POINT
+        if kind == PORTFOLIO:
+            found = PORTFOLIO
+    return found

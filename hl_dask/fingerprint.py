@@ -26,8 +26,20 @@ INSTALLED: dict[str, bool] = {}
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
 
 
-class Undigestible(Exception):
-    """Something whose content cannot be told."""
+PURE = frozenset(
+    ["abc", "builtins", "collections", "dataclasses", "enum", "functools", "hl_dask", "itertools"]
+    + ["math", "numbers", "numpy", "operator", "types", "typing"]
+)
+"""Packages whose functions give the same for the same arguments, with the exceptions below."""
+IMPURE = frozenset(
+    ["open", "input", "eval", "exec", "compile", "globals", "__import__", "breakpoint", "random"]
+    + ["load", "loadtxt", "genfromtxt", "fromfile", "memmap", "open_memmap", "DataSource"]
+)
+"""Names that a formula may not mention if its recording is to be used again: they read the world."""
+
+
+class UndigestibleError(Exception):
+    """Something whose content cannot be told, or changes without notice."""
 
 
 def source_digest(formula: Formula) -> str:
@@ -65,7 +77,7 @@ def reachable_digests(instance: Any, formulas: Iterable[Formula]) -> dict[str, s
         sha = hashlib.sha256()
         try:
             _Walker(sha).add(thing)
-        except (Undigestible, RecursionError):
+        except (UndigestibleErrorError, RecursionError):
             continue
         found[name] = sha.hexdigest()
     return found
@@ -104,7 +116,7 @@ def state_digest(cls: type, attributes: Mapping[str, Any], skip: AbstractSet[str
                     continue
                 walker.add((base.__qualname__, name))
                 walker.add(value)
-    except (Undigestible, RecursionError):
+    except (UndigestibleErrorError, RecursionError):
         return None
     return sha.hexdigest()
 
@@ -179,7 +191,7 @@ class _Walker:
         elif type(value).__module__ not in ("builtins", "collections") and not hasattr(
             value, "_fields"
         ):
-            raise Undigestible(type(value).__qualname__)
+            raise UndigestibleError(type(value).__qualname__)
 
     def _array(self, value: Any) -> None:
         self.sha.update(f"{value.dtype.str}{value.shape}".encode())
@@ -194,6 +206,9 @@ class _Walker:
         if code is None or _installed(function.__module__):
             self._named(function)
             return
+        names = _names(code)
+        if names & IMPURE:
+            raise UndigestibleError(function.__qualname__)
         self.sha.update(repr(_code_parts(code)).encode())
         for part in (function.__defaults__, function.__kwdefaults__):
             self.add(part)
@@ -202,7 +217,7 @@ class _Walker:
                 self.add(cell.cell_contents)
             except ValueError:
                 self.sha.update(b"empty cell;")
-        for name in sorted(_names(code)):
+        for name in sorted(names):
             if name in function.__globals__:
                 self.sha.update(name.encode())
                 self.add(function.__globals__[name])
@@ -216,6 +231,8 @@ class _Walker:
             else getattr(value, "__module__", "")
         )
         self.sha.update(f"{module}:{name}".encode())
+        if _installed(str(module)) and str(module).split(".")[0] not in PURE:
+            raise UndigestibleError(name)
         if not _installed(str(module)):
             if isinstance(value, type) and issubclass(value, Enum):
                 self.add({k: v.value for k, v in value.__members__.items()})
@@ -224,7 +241,7 @@ class _Walker:
                     if not key.startswith("__"):
                         self.add((key, item))
             else:
-                raise Undigestible(name)
+                raise UndigestibleError(name)
 
     def _pandas(self, value: Any) -> None:
         if getattr(value, "attrs", None):
@@ -244,7 +261,7 @@ class _Walker:
     def _object(self, value: Any) -> None:
         state = getattr(value, "__dict__", None)
         if state is None or hasattr(type(value), "__slots__") or _installed(type(value).__module__):
-            raise Undigestible(type(value).__qualname__)
+            raise UndigestibleError(type(value).__qualname__)
         self._named(type(value))
         self.add(dict(state))
 

@@ -29,7 +29,18 @@ MAX_DEPTH = 100_000
 
 
 OWN_STATE = frozenset(
-    ["_session", "_points", "_scalars", "_plan", "_recording", "_result", "_reports", "_proj_len", "_default_agg", "_derived"]
+    [
+        "_session",
+        "_points",
+        "_scalars",
+        "_plan",
+        "_recording",
+        "_result",
+        "_reports",
+        "_proj_len",
+        "_default_agg",
+        "_derived",
+    ]
 )
 """Attributes of a model instance that belong to the framework."""
 
@@ -342,8 +353,9 @@ def bind_key(formula: Formula, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     try:
         return formula.bind(args, kwargs)
     except TypeError as error:
+        msg = f"{formula.name} takes the arguments ({', '.join(formula.params)}): {error}"
         raise ModelError(
-            f"{formula.name} takes the arguments ({', '.join(formula.params)}): {error}",
+            msg,
             formula=call_text(formula.name, args),
             remedy="call it with these arguments",
         ) from error

@@ -36,7 +36,7 @@ Step = tuple[Callable[..., Any], tuple[Any, ...]]
 
 STATIC = frozenset({"constant", "full"})
 VIEWS = frozenset({"view", "reshape", "transpose"})
-SAFE_IN_PLACE = frozenset({"ufunc", "call", "index", "item", "opaque"})
+SAFE_IN_PLACE = frozenset({"ufunc", "rowwise", "call", "index", "item", "opaque"})
 WITH_OUT: frozenset[Callable[..., Any]] = frozenset({np.clip, np.round})
 ALIGN = 64
 STAGGER = 576
@@ -52,7 +52,7 @@ def evaluate(graph: Graph, node: int, args: Sequence[Any]) -> Any:
     name, static = op.name, op.static
     if name == "constant":
         return graph.values[node]
-    if name == "ufunc":
+    if name in ("ufunc", "rowwise"):
         return static(*args)  # type: ignore[operator]
     if name == "call":
         func, template, options = static  # type: ignore[misc]
@@ -234,9 +234,12 @@ def check_single_phase(graph: Graph, nodes: Iterable[int], describe: Callable[[A
         for arg in graph.args[node]:
             if graph.kinds[arg] == PORTFOLIO:
                 user, source = describe(graph.owners[node]), describe(graph.owners[arg])
-                raise UnsupportedError(
+                msg = (
                     f"{user} uses the total of {source}, a value over the whole portfolio, for a value by "
-                    "policy; this is not supported yet",
+                    "policy; this is not supported yet"
+                )
+                raise UnsupportedError(
+                    msg,
                     formula=user,
                     remedy=f"report totals with formulas of their own, run {source} first and pass its value "
                     "in as an assumption, or use RunModel on data that fit in memory",
@@ -342,8 +345,9 @@ class Machine:
             error.formula = error.formula or self._where(nodes, iterator)
             raise
         except Exception as error:
+            msg = f"{type(error).__name__}: {error}"
             raise FormulaError(
-                f"{type(error).__name__}: {error}",
+                msg,
                 formula=self._where(nodes, iterator),
                 remedy="see the exception above; the rows are those of one block of the data",
             ) from error
@@ -444,6 +448,8 @@ class Machine:
         if name == "call":
             func, template, options = static  # type: ignore[misc]
             return _copying(func, fill(template, args), fill(options, args), out)
+        if name == "rowwise":
+            return _copying(static, tuple(args), {}, out)  # type: ignore[arg-type]
         return _copying(evaluate, (graph, node, args), {}, out)
 
     def _load(self, column: str, out: Array) -> Step:
@@ -524,9 +530,8 @@ def evaluate_global(
             error.formula = error.formula or describe(graph.owners[node])
             raise
         except Exception as error:
-            raise FormulaError(
-                f"{type(error).__name__}: {error}", formula=describe(graph.owners[node])
-            ) from error
+            msg_0 = f"{type(error).__name__}: {error}"
+            raise FormulaError(msg_0, formula=describe(graph.owners[node])) from error
     return values
 
 

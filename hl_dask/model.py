@@ -96,8 +96,9 @@ class Model:
             if name in vars(cls) and cls.__module__.split(".")[0] != "hl_dask"
         ]
         if taken:
+            msg = f"class {cls.__qualname__} defines {taken[0]!r}, a name of the framework"
             raise ModelError(
-                f"class {cls.__qualname__} defines {taken[0]!r}, a name of the framework",
+                msg,
                 remedy=f"choose another name; taken are {', '.join(TAKEN)}",
             )
         for base in reversed(cls.__mro__):
@@ -131,24 +132,25 @@ class Model:
 
     def _check_name(self, name: str) -> None:
         if isinstance(getattr(type(self), name, None), Formula):
+            msg = f"{name!r} is a formula of {type(self).__name__} and cannot be an assumption as well"
             raise ModelError(
-                f"{name!r} is a formula of {type(self).__name__} and cannot be an assumption as well",
+                msg,
                 remedy="rename the assumption or the formula",
             )
-        if (
-            name in TAKEN
-            or (hasattr(Model, name)
-            and name not in ("model_points", "assumptions", "default_agg"))
+        if name in TAKEN or (
+            hasattr(Model, name) and name not in ("model_points", "assumptions", "default_agg")
         ):
+            msg = f"{name!r} is a name of the framework"
             raise ModelError(
-                f"{name!r} is a name of the framework",
+                msg,
                 remedy=f"choose another name; taken are {', '.join(TAKEN)}",
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._session.refuses_writes():
+            msg = f"a formula assigns the attribute {name!r}: formulas may not write attributes"
             raise ReadOnlyError(
-                f"a formula assigns the attribute {name!r}: formulas may not write attributes",
+                msg,
                 remedy="return the value from a formula of its own, or set it in BeforeRun",
             )
         if name in ("data", "plan"):
@@ -168,9 +170,8 @@ class Model:
 
     def __delattr__(self, name: str) -> None:
         if self._session.refuses_writes():
-            raise ReadOnlyError(
-                f"a formula deletes the attribute {name!r}: formulas may not write attributes"
-            )
+            msg = f"a formula deletes the attribute {name!r}: formulas may not write attributes"
+            raise ReadOnlyError(msg)
         super().__delattr__(name)
         self._clear()
 
@@ -182,8 +183,9 @@ class Model:
         """
         data = self._session.data
         if data is None and self._session.refuses_writes():
+            msg = "a formula asks for self.data, and the model has no data"
             raise DataError(
-                "a formula asks for self.data, and the model has no data",
+                msg,
                 remedy=f"assign it: {type(self).__name__}(data=...), or model.data = ...",
             )
         return data
@@ -331,8 +333,9 @@ class Model:
 
     def _last_reports(self) -> list[Any]:
         if self._reports is None:
+            msg = "the model has not been run since its data or assumptions were set"
             raise PlanError(
-                "the model has not been run since its data or assumptions were set",
+                msg,
                 remedy="call RunModel(proj_len) or ExecuteActions()",
             )
         return list(self._reports)
@@ -347,8 +350,9 @@ class Model:
     @plan.setter
     def plan(self, value: ActionPlan | None) -> None:
         if value is not None and not isinstance(value, ActionPlan):
+            msg = f"a plan is an ActionPlan, got {type(value).__name__}"
             raise PlanError(
-                f"a plan is an ActionPlan, got {type(value).__name__}",
+                msg,
                 remedy="use ActionPlan.load(path)",
             )
         self.__dict__.update(_plan=value, _recording=None)
@@ -492,8 +496,9 @@ class Model:
         if proj_len is None:
             proj_len = self._proj_len
         if proj_len is None:
+            msg = "the projection length is not known: the model has not been run"
             raise PlanError(
-                "the projection length is not known: the model has not been run",
+                msg,
                 remedy="give proj_len=..., or call RunModel first",
             )
         return _check_len(proj_len)
@@ -506,8 +511,9 @@ class Model:
         points = points if points is not None else self._points
         missing = [name for name in type(self).model_points if not hasattr(self, name)]
         if missing:
+            msg = f"model_points declares {missing[0]!r}, and the model has no such attribute"
             raise ModelError(
-                f"model_points declares {missing[0]!r}, and the model has no such attribute",
+                msg,
                 remedy=f"pass it in: {type(self).__name__}({missing[0]}=...)",
             )
         joined = join_points(points, self._declared())
@@ -526,9 +532,12 @@ class Model:
             if value.shape[0] == rows:
                 shown = _line("model_points", type(self).model_points, name)
                 other = _line("assumptions", type(self).assumptions, name)
-                raise ModelError(
+                msg = (
                     f"the attribute {name!r} is an array with {rows:,} entries, as many as there are policies, "
-                    "and hl_dask does not know whether they belong to the policies",
+                    "and hl_dask does not know whether they belong to the policies"
+                )
+                raise ModelError(
+                    msg,
                     remedy=f"if they do, add to class {type(self).__name__}: {shown}; if it is shared by all "
                     f"policies: {other}",
                 )
@@ -541,8 +550,9 @@ class Model:
         self, points: ModelPoints | None, proj_len: int, outputs: Sequence[str] | None
     ) -> Recording:
         if self._scalars is not None:
+            msg = "the data are a dict of scalars, one policy: there is nothing to cut into blocks"
             raise ModelError(
-                "the data are a dict of scalars, one policy: there is nothing to cut into blocks",
+                msg,
                 remedy="use RunModel, or give the data as arrays or a DataFrame",
             )
         return record(self._subject(points, outputs), proj_len)
@@ -591,9 +601,8 @@ class LightModel(Model):
     def RunOptimized(self) -> None:
         """Run again to the last projection length, releasing each value after its last use."""
         if self._proj_len is None:
-            raise PlanError(
-                "the model has not been run yet", remedy="call RunModel(proj_len) first"
-            )
+            msg = "the model has not been run yet"
+            raise PlanError(msg, remedy="call RunModel(proj_len) first")
         self.ClearOptimize()
         self.ExecuteActions(self._proj_len)
 
@@ -711,8 +720,9 @@ class _Run:
         reasons = "; ".join(f"{name}: {why}" for name, why in recording.opaque.items())
         names = ", ".join(recording.opaque)
         if self.points is not None and not self.points.in_memory:
+            msg = f"hl_dask cannot see what these formulas do to the rows, and the data are not in memory: {reasons}"
             raise OpaqueFormulaError(
-                f"hl_dask cannot see what these formulas do to the rows, and the data are not in memory: {reasons}",
+                msg,
                 formula=names,
                 remedy="if each row's value depends on that row alone, add @hl.per_point above the formula; else "
                 "write it with array operations and totals, or with hl.Table and hl.lookup",
@@ -737,8 +747,9 @@ class _Run:
 
 def _check_len(proj_len: Any) -> int:
     if isinstance(proj_len, bool) or not isinstance(proj_len, (int, np.integer)) or proj_len < 0:
+        msg = f"proj_len is the last time step, a whole number of at least 0; got {proj_len!r}"
         raise ModelError(
-            f"proj_len is the last time step, a whole number of at least 0; got {proj_len!r}",
+            msg,
             remedy="for 277 months, t = 0..276, give 276",
         )
     return int(proj_len)
@@ -754,8 +765,9 @@ def _check_whole(name: str, value: Any) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        msg = f"{name} is a whole number of at least 1; got {value!r}"
         raise ModelError(
-            f"{name} is a whole number of at least 1; got {value!r}",
+            msg,
             remedy="leave it out to let hl_dask choose",
         )
 

@@ -288,7 +288,7 @@ class ActionPlan:
 
     def _repr_html_(self) -> str:
         rows = "".join(
-            f"<tr><td>{i.call}</td><td>{i.kind}</td><td>{i.phase}</td><td>{i.row_bytes}</td></tr>"
+            f"<tr><td>{_escape(i.call)}</td><td>{i.kind}</td><td>{i.phase}</td><td>{i.row_bytes}</td></tr>"
             for i in self.calls[:50]
         )
         return (
@@ -321,11 +321,13 @@ class ActionPlan:
         try:
             state = json.loads(Path(path).read_text(encoding="utf-8"))
             version = state.pop("hl_dask_plan")
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise PlanError(f"not a plan file: {error}", file=str(path), remedy=remedy) from error
+        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            msg = f"not a plan file: {error}"
+            raise PlanError(msg, file=str(path), remedy=remedy) from error
         if version != VERSION:
+            msg = f"the plan has version {version}, this hl_dask reads {VERSION}"
             raise PlanError(
-                f"the plan has version {version}, this hl_dask reads {VERSION}",
+                msg,
                 file=str(path),
                 remedy=remedy,
             )
@@ -334,9 +336,8 @@ class ActionPlan:
             tuples = {k: tuple(v) for k, v in state.items() if isinstance(v, list)}
             plan = cls(calls=calls, **{**state, **tuples})
         except (TypeError, KeyError) as error:
-            raise PlanError(
-                f"the plan file is damaged: {error}", file=str(path), remedy=remedy
-            ) from error
+            msg = f"the plan file is damaged: {error}"
+            raise PlanError(msg, file=str(path), remedy=remedy) from error
         return plan
 
     def with_blocks(self, block_rows: int) -> ActionPlan:
@@ -377,10 +378,14 @@ def parse_bytes(value: float | str) -> int:
         except (ValueError, KeyError):
             amount = -1.0
     else:
-        amount = float(value)
-    if not 0 < amount < float("inf"):
+        try:
+            amount = float(value)
+        except (TypeError, ValueError, OverflowError):
+            amount = -1.0
+    if not 1 <= amount < float("inf"):
+        msg = f"{value!r} is not an amount of memory"
         raise PlanError(
-            f"{value!r} is not an amount of memory",
+            msg,
             remedy='give bytes, or a text such as "1GB" or "512MiB"',
         )
     return int(amount)

@@ -38,7 +38,7 @@ from hl_dask.trace import (
     strip,
     template_of,
 )
-from hl_dask.traced import TracedArray, Tracer, is_traced, share
+from hl_dask.traced import TracedArray, Tracer, is_traced, share, total_of_rows
 
 SAMPLE_ROWS = (997, 499)
 """Rows of the two samples; unusual, so that they meet no other length by accident."""
@@ -308,8 +308,9 @@ class _Second(_First):
         ):
             raise calls_differ(call.text)
         if value_shape(call.value) != self.values[number]:
+            msg = "the formula gives another expression on another sample of the rows"
             raise RowMixingError(
-                "the formula gives another expression on another sample of the rows",
+                msg,
                 formula=call.text,
                 remedy="derive nothing from the rows but by array operations and totals",
             )
@@ -318,8 +319,9 @@ class _Second(_First):
         if count and (
             count > len(self.expected) or self.outputs[-1].node != self.expected[count - 1].node
         ):
+            msg = "the aggregate gives another expression on another sample of the rows"
             raise RowMixingError(
-                "the aggregate gives another expression on another sample of the rows",
+                msg,
                 formula=call.text,
                 remedy="use np.sum, np.min, np.max, hl.Sum or hl.Aggregate",
             )
@@ -331,8 +333,9 @@ class _Second(_First):
         if len(session.calls) != len(self.calls):
             raise calls_differ(self.calls[min(len(session.calls), len(self.calls) - 1)].text)
         if [g[0] for g in self.guards] != [g[0] for g in session.tracer.guards]:
+            msg = "a Python value taken from a total is kept between runs (in a module, a class or a container)"
             raise RowMixingError(
-                "a Python value taken from a total is kept between runs (in a module, a class or a container)",
+                msg,
                 formula=describe_owner(_first_difference(self.guards, session.tracer.guards)),
                 remedy="keep values in formulas only; a run starts from nothing",
             )
@@ -354,9 +357,12 @@ def _check_state(subject: Subject, session: TraceSession, before: dict[str, str]
         users = [
             f.name for f in subject.formulas for c in changed if c not in own and mentions(f, c)
         ]
-        raise RowMixingError(
+        msg = (
             f"something that {', '.join(changed)} can reach (a module variable, a class attribute, a "
-            "container or a cache) was changed while formulas turned totals or the row count into Python values",
+            "container or a cache) was changed while formulas turned totals or the row count into Python values"
+        )
+        raise RowMixingError(
+            msg,
             formula=", ".join(dict.fromkeys(users + [c for c in changed if c in own])) or None,
             remedy="keep values in formulas only, which remember them for the run; fill caches before the run",
         )
@@ -449,8 +455,9 @@ def _before_run(session: TraceSession, instance: Any) -> None:
         raise
     except Exception as error:
         if not tracer.escapes:
+            msg = f"{type(error).__name__}: {error}"
             raise FormulaError(
-                f"{type(error).__name__}: {error}",
+                msg,
                 formula=BEFORE_RUN,
                 remedy="see the exception above, which BeforeRun raised; columns and assumptions are read-only",
             ) from error
@@ -458,8 +465,9 @@ def _before_run(session: TraceSession, instance: Any) -> None:
     finally:
         session.frames.pop()
     if tracer.op_errors:
+        msg = "BeforeRun catches an error that an array operation raised"
         raise RowMixingError(
-            "BeforeRun catches an error that an array operation raised",
+            msg,
             formula=BEFORE_RUN,
             remedy="test for the condition with np.where before the operation",
         )
@@ -498,8 +506,9 @@ def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool)
         if is_traced(aggregated) and aggregated.axis < 0:
             return Output(call.formula, call.key, aggregated.node)
         if is_traced(aggregated):
+            msg = f"the aggregate {function!r} gives one value for each row"
             raise RowMixingError(
-                f"the aggregate {function!r} gives one value for each row",
+                msg,
                 formula=call.text,
                 remedy="use one that gives a total (np.sum, np.max, hl.Aggregate), or @hl.agg(None)",
             )
@@ -518,11 +527,14 @@ def _aggregate(tracer: Tracer, call: Call, value: Any, function: Any) -> Any:
         node = tracer.node(op, (value.node,), np.asarray(sample), -1)
         tracer.graph.values.setdefault(node, function)
         return TracedArray(tracer, node, sample)
+    if function is np.sum and value.value.ndim == 1 and value.dtype.kind in "biufc":
+        return total_of_rows(tracer, value)
     if function is len:
         function = _count
     if function is np.sum and value.dtype.kind not in "biufc":
+        msg = f"values of dtype {value.dtype} cannot be summed"
         raise FormulaError(
-            f"values of dtype {value.dtype} cannot be summed",
+            msg,
             formula=call.text,
             remedy="mark the formula @hl.agg(None), or give another aggregate",
         )
@@ -532,14 +544,16 @@ def _aggregate(tracer: Tracer, call: Call, value: Any, function: Any) -> Any:
         error.formula = call.text
         raise
     except Exception as error:
+        msg = f"the aggregate {function!r} raised {type(error).__name__}: {error}"
         raise FormulaError(
-            f"the aggregate {function!r} raised {type(error).__name__}: {error}",
+            msg,
             formula=call.text,
             remedy="use np.sum, np.min, np.max, np.mean, np.any, np.all, len, hl.Sum or hl.Aggregate",
         ) from error
     if tracer.escapes:
+        msg = f"the aggregate {function!r} cannot be followed: {tracer.escapes[0]}"
         raise RowMixingError(
-            f"the aggregate {function!r} cannot be followed: {tracer.escapes[0]}",
+            msg,
             formula=call.text,
             remedy="use np.sum, np.min, np.max, np.mean, np.any, np.all, len, hl.Sum or hl.Aggregate(map=, "
             "combine=, finalise=)",

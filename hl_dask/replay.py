@@ -125,8 +125,9 @@ def run_before(session: Any, instance: Any) -> None:
             error.formula = error.formula or "BeforeRun"
             raise
         except Exception as error:
+            msg = f"{type(error).__name__}: {error}"
             raise FormulaError(
-                f"{type(error).__name__}: {error}",
+                msg,
                 formula="BeforeRun",
                 remedy="see the exception above, which BeforeRun raised; columns and assumptions are read-only",
             ) from error

@@ -64,8 +64,9 @@ def choose(
         outputs = [outputs]
     unknown = [name for name in outputs or () if name not in names]
     if unknown:
+        msg = f"outputs names no formula of the model: {', '.join(map(str, unknown))}"
         raise ModelError(
-            f"outputs names no formula of the model: {', '.join(map(str, unknown))}",
+            msg,
             remedy=f"choose among {', '.join(sorted(names))}",
         )
     aggregates = {}
@@ -115,9 +116,12 @@ def check_reported(value: Any, text: str, rows: int, *, explicit: bool) -> None:
     if shape == () or (shape is not None and explicit):
         return
     seen = f"an array of shape {shape}" if shape is not None else f"a {type(value).__name__}"
-    raise FormulaError(
+    msg = (
         f"the formula returned {seen}; a reported formula returns one entry for each policy ({rows:,}) or "
-        "one number",
+        "one number"
+    )
+    raise FormulaError(
+        msg,
         formula=text,
         remedy="mend the length, mark the formula @hl.agg(None) if it is not to be reported, or "
         "@hl.agg(hl.Sum(axis=0)) if it is an array of totals",
@@ -153,8 +157,9 @@ def aggregate_value(
         return value
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
     if function is np.sum and array.dtype.kind not in "biufc":
+        msg = f"values of dtype {array.dtype} cannot be summed"
         raise FormulaError(
-            f"values of dtype {array.dtype} cannot be summed",
+            msg,
             formula=text,
             remedy="mark the formula @hl.agg(None), or give another aggregate",
         )
@@ -163,6 +168,5 @@ def aggregate_value(
     except HlDaskError:
         raise
     except Exception as error:
-        raise FormulaError(
-            f"the aggregate {function!r} raised {type(error).__name__}: {error}", formula=text
-        ) from error
+        msg = f"the aggregate {function!r} raised {type(error).__name__}: {error}"
+        raise FormulaError(msg, formula=text) from error

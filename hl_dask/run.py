@@ -237,14 +237,16 @@ def check_scheduler(scheduler: Any) -> None:
     if scheduler in SYNCHRONOUS or scheduler in THREADS:
         return
     if scheduler in ("processes", "multiprocessing"):
-        raise SchedulerError(
+        msg = (
             "scheduler='processes' moves every intermediate result through this process and copies the data "
-            "to each worker, which neither keeps memory bounded nor runs faster",
+            "to each worker, which neither keeps memory bounded nor runs faster"
+        )
+        raise SchedulerError(
+            msg,
             remedy="use scheduler='threads' (NumPy runs in parallel on threads)",
         )
-    raise SchedulerError(
-        f"scheduler={scheduler!r} is not known", remedy="use 'threads' or 'synchronous'"
-    )
+    msg = f"scheduler={scheduler!r} is not known"
+    raise SchedulerError(msg, remedy="use 'threads' or 'synchronous'")
 
 
 @contextlib.contextmanager
@@ -391,9 +393,12 @@ class Projection:
             retraced += 1
             if self.stats.passes >= MOST_PASSES or retraced > 4 * MOST_PASSES:
                 owner = self.recording.guards[-1][1]
-                raise UnsupportedError(
+                msg = (
                     f"totals turned into Python values decide what comes next in more than {MOST_PASSES} "
-                    "steps, each of which needs a pass over all rows; this is not supported yet",
+                    "steps, each of which needs a pass over all rows; this is not supported yet"
+                )
+                raise UnsupportedError(
+                    msg,
                     formula=self.recording.describe(owner),
                     remedy="keep the choice in arrays (np.where(total < 0, a, b)), or use RunModel",
                 )

@@ -35,8 +35,10 @@ BEFORE_RUN = "BeforeRun"
 RELEASED: Any = object()
 """Takes the place of a value that the second trace does not need any more."""
 NO_COLUMNS: dict[str, None] = {}
-SHADOWS = 8
-"""A formula is evaluated on plain arrays as well in its first calls and in each so many after that."""
+SHADOWS = 4
+"""First calls of a formula that are evaluated on plain arrays as well."""
+SHADOW_EVERY = 32
+"""After them, one call in so many is."""
 
 
 @dataclass(slots=True)
@@ -213,23 +215,25 @@ class TraceSession:
     def call_id(self, formula: Formula, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Number of a call, evaluated now if it was not before; noted as read by the running one."""
         key = args if not kwargs and len(args) == formula.arity else bind_key(formula, args, kwargs)
+        frame = (formula, key)
         try:
-            call_id = self.index.get((formula, key))
+            call_id = self.index.get(frame)
         except TypeError as error:
             raise unhashable(formula, key) from error
         if call_id is None:
-            key = tuple(a.concrete() if is_traced(a) else a for a in key)
-            call_id = self.index.get((formula, key))
-        if call_id is None:
-            call_id = self._evaluate(formula, key)
+            if any(is_traced(a) for a in key):
+                frame = (formula, tuple(a.concrete() if is_traced(a) else a for a in key))
+                call_id = self.index.get(frame)
+            if call_id is None:
+                call_id = self._evaluate(frame)
         if self.frames:
             self.frames[-1].reads[call_id] = None
         return call_id
 
-    def _evaluate(self, formula: Formula, key: tuple[Any, ...]) -> int:
-        self.stack.push(formula, key)
+    def _evaluate(self, frame: tuple[Formula, tuple[Any, ...]]) -> int:
+        self.stack.push(*frame)
+        call = Call(*frame)
         call_id = len(self.calls)
-        call = Call(formula, key)
         self.calls.append(call)
         tracer = self.tracer
         saved = (tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows)
@@ -237,14 +241,14 @@ class TraceSession:
         tracer.op_errors, tracer.asked_rows = 0, False
         guards = len(tracer.guards)
         self.frames.append(call)
-        error: BaseException | None = None
+        failed: HlDaskError | None = None
         try:
             if len(self.stack.frames) % HOP == 0:
                 call.value = on_fresh_stack(lambda: self._traced_value(call, guards))
             else:
                 call.value = self._traced_value(call, guards)
-        except Exception as raised:
-            error = raised
+        except HlDaskError as error:
+            failed = error
             raise
         finally:
             self.frames.pop()
@@ -254,10 +258,14 @@ class TraceSession:
                 saved
             )
             tracer.asked_rows |= asked
-            if isinstance(error, HlDaskError) and error not in tracer.failures:
-                # A caller that swallows the error would go on with a value that other rows do not have.
-                tracer.failures.append(error)
-        self.index[formula, key] = call_id
+            if failed is not None and failed not in tracer.failures:
+                # A caller that swallows the error would go on with a value that other rows lack.
+                tracer.failures.append(failed)
+        self.index[frame] = call_id
+        self._finish(call_id, call)
+        return call_id
+
+    def _finish(self, call_id: int, call: Call) -> None:
         self.finished.append(call_id)
         call.reads, call.columns = tuple(call.reads), NO_COLUMNS
         if self.on_finish is not None:
@@ -266,7 +274,6 @@ class TraceSession:
             self.held_bytes += held_bytes(call.value)
             if self.held_bytes > self.limit_bytes:
                 raise Restart
-        return call_id
 
     def _traced_value(self, call: Call, guards: int) -> Any:
         formula, tracer = call.formula, self.tracer
@@ -333,7 +340,7 @@ class TraceSession:
         if not self.shadow:
             return value
         seen = self.shadows[call.formula] = self.shadows.get(call.formula, 0) + 1
-        if seen > SHADOWS and seen % SHADOWS:
+        if seen > SHADOWS and seen % SHADOW_EVERY:
             # A formula goes one way with plain arrays and another with traced ones because of what it
             # asks of their type, which is no matter of t: some of its calls tell.
             return value
@@ -376,9 +383,12 @@ class TraceSession:
         second: list[int] = []
         same = strip(template_of(value, first)) == strip(template_of(again, second))
         if not same or first != second:
-            raise RowMixingError(
+            msg = (
                 "the formula gives another value when it is evaluated again: it draws random numbers, asks "
-                "for the time, or keeps something between calls",
+                "for the time, or keeps something between calls"
+            )
+            raise RowMixingError(
+                msg,
                 formula=call.text,
                 remedy="draw random numbers and fix dates before the run and pass them in, and let formulas "
                 "keep nothing",
@@ -557,8 +567,9 @@ def as_rows(call: Call, plain: Any, n: int) -> Any:
     """The value of an opaque formula as an array with an entry for each row."""
     array = plain.to_numpy() if hasattr(plain, "to_numpy") else np.asarray(plain)
     if array.ndim == 0 or array.shape[0] != n:
+        msg = f"the formula gave a value of shape {array.shape} for {n} rows of the sample ({call.opaque})"
         raise OpaqueFormulaError(
-            f"the formula gave a value of shape {array.shape} for {n} rows of the sample ({call.opaque})",
+            msg,
             formula=call.text,
             remedy="a formula declared @hl.per_point returns one entry for each row",
         )
@@ -711,7 +722,8 @@ class BlockSession:
         try:
             return self.columns[name]
         except KeyError:
-            raise self._unseen(f"column {name!r}") from None
+            msg = f"column {name!r}"
+            raise self._unseen(msg) from None
 
     def frame(self) -> Any:
         """The columns as a pandas DataFrame."""
@@ -737,14 +749,16 @@ class BlockSession:
         raw = call.formula.evaluate(instance, call.key)
         array = raw.to_numpy() if hasattr(raw, "to_numpy") else np.asarray(raw)
         if array.shape != (self.rows, *call.shape):
+            msg = f"the formula gave shape {array.shape} for {self.rows} rows"
             raise OpaqueFormulaError(
-                f"the formula gave shape {array.shape} for {self.rows} rows",
+                msg,
                 formula=call_text(call.formula.name, call.key),
                 remedy=f"return an array of shape (rows{''.join(f', {s}' for s in call.shape)})",
             )
         if not np.can_cast(array.dtype, call.dtype, "same_kind"):
+            msg = f"the formula gave dtype {array.dtype}, on the sample it gave {np.dtype(call.dtype)}"
             raise OpaqueFormulaError(
-                f"the formula gave dtype {array.dtype}, on the sample it gave {np.dtype(call.dtype)}",
+                msg,
                 formula=call_text(call.formula.name, call.key),
                 remedy="return one dtype whatever the rows: x.astype(float)",
             )

@@ -160,7 +160,7 @@ def test_blocks_that_come_twice_or_are_none_raise(data: Any, n: int) -> None:
             tree.add(block, {"sum": np.ones(1)})
         return tree.result()
 
-    with pytest.raises(ValueError, match="not complete|added twice"):
+    with pytest.raises(ValueError, match=r"not complete|added twice"):
         combine_all()
 
 
@@ -175,7 +175,7 @@ def test_trees_that_overlap_raise(data: Any, n: int) -> None:
             if owner[block] == number or block == shared:
                 tree.add(block, {"sum": np.ones(1)})
 
-    with pytest.raises(ValueError, match="not complete|added twice"):
+    with pytest.raises(ValueError, match=r"not complete|added twice"):
         merge_trees(trees).result()
 
 

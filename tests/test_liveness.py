@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hl_dask.liveness import allocate, last_use, live_ranges, peak_live, schedule
 
-quick = settings(max_examples=200, deadline=None)
+quick = settings(max_examples=100, deadline=None)
 
 
 @dataclass
@@ -136,9 +136,7 @@ def test_nothing_brought_forward_raises_the_memory_in_use(dag: Dag, data: Any) -
         after = resting_after(dag, done)
         if op in moved:
             # What it is the last to read is at least as large as what it makes.
-            freed = {
-                r for r in dag.reads[op] if all(u in done for u in readers(dag, r))
-            }
+            freed = {r for r in dag.reads[op] if all(u in done for u in readers(dag, r))}
             assert sum(map(dag.size, freed)) >= dag.size(op)
             assert after <= before
         else:
@@ -277,7 +275,7 @@ def test_values_alive_at_once_share_a_register_only_where_one_may_overwrite(
 def test_no_more_registers_than_values_alive(dag: Dag, data: Any) -> None:
     order = shuffled(dag, data)
     reuse = data.draw(st.booleans())
-    register, kinds = allocate(order, dag.reads.__getitem__, lambda op: "f8", lambda op: reuse)
+    _, kinds = allocate(order, dag.reads.__getitem__, lambda op: "f8", lambda op: reuse)
     last = last_use(order, dag.reads.__getitem__)
     most = 0
     for position, op in enumerate(order):

@@ -510,6 +510,51 @@ def test_a_value_of_the_wrong_length_gives_both_lengths(columns: Columns) -> Non
     assert str(ROWS - 3) in text
 
 
+@pytest.mark.parametrize("action", ["RunModel", "GenerateActions", "ExecuteActions"])
+@pytest.mark.parametrize("form", ["new axis", "transposed", "stacked"])
+def test_rows_have_to_be_the_first_axis(action: str, form: str, columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            x = self.data["premium"]
+            if form == "new axis":
+                return x[None, :]
+            if form == "transposed":
+                return (x[:, None] * np.array([1.0, 2.0])).T
+            return np.stack([x, x])
+
+    with pytest.raises(HlDaskError) as info:
+        getattr(Model(data=columns), action)(1)
+    assert "f(0)" in message(info)
+
+
+@pytest.mark.parametrize("action", ["RunModel", "GenerateActions", "ExecuteActions"])
+@pytest.mark.parametrize("value", ["ragged", "type", "text", "generator", "none", "series"])
+def test_odd_values_are_reported_or_refused(action: str, value: str, columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            odd = {
+                "ragged": [np.ones(2), np.ones(3)],
+                "type": float,
+                "text": "EUR",
+                "generator": (k for k in range(3)),
+                "none": None,
+                "series": pd.Series([1.0, 2.0]),
+            }
+            return odd[value]
+
+        def g(self, t):
+            return self.data["premium"]
+
+    model = Model(data=columns)
+    try:
+        getattr(model, action)(1)
+    except HlDaskError as error:
+        assert "f(0)" in str(error)  # noqa: PT017
+        return
+    if action != "GenerateActions":
+        assert total(columns["premium"]).matches(model.df_agg["g"].loc[1])
+
+
 def test_columns_of_different_lengths_are_refused(columns: Columns) -> None:
     columns["age"] = columns["age"][:-1]
     with pytest.raises(DataError) as info:
@@ -948,6 +993,96 @@ def test_a_changed_attribute_of_an_extended_builtin_is_used(kind: Any, columns: 
     model = Model(data=columns, basis=basis)
     model.GenerateActions(1)
     basis.rate = 5.0
+    frame = model.ExecuteActions().df_agg
+    assert total(columns["premium"] * 5.0).matches(frame["f"].loc[1])
+
+
+class Basis:
+    """An assumption class whose subclass is used."""
+
+    rate = 2.0
+
+
+class Derived(Basis):
+    """Takes its rate from its base."""
+
+
+def helper() -> float:
+    """Return a rate that is kept on the function."""
+    return float(helper.rate)  # type: ignore[attr-defined]
+
+
+def scaled(x: Any, factors: dict[str, float] = {"rate": 2.0}) -> Any:  # noqa: B006
+    """Scale by a default argument that somebody may change."""
+    return x * factors["rate"]
+
+
+@pytest.mark.parametrize("way", ["instance", "class", "function", "default", "method"])
+def test_what_is_reached_by_detours_is_read_at_execution(
+    way: str, columns: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helper, "rate", 2.0, raising=False)
+    store = Derived()
+
+    class Model(hl.Model):
+        def f(self, t):
+            x = self.data["premium"]
+            if way == "instance":
+                return x * self.basis.rate
+            if way == "class":
+                return x * Derived.rate
+            if way == "function":
+                return x * helper()
+            if way == "default":
+                return scaled(x)
+            return x * self.getter("rate")
+
+    getter = store.__getattribute__ if way == "method" else None
+    model = Model(data=columns, basis=Derived(), getter=getter)
+    model.GenerateActions(1)
+    monkeypatch.setattr(Basis, "rate", 5.0)
+    monkeypatch.setattr(helper, "rate", 5.0)
+    monkeypatch.setitem(scaled.__defaults__[0], "rate", 5.0)  # type: ignore[index]
+    frame = model.ExecuteActions().df_agg
+    assert total(columns["premium"] * 5.0).matches(frame["f"].loc[1])
+
+
+class ReadsBefore(hl.Model):
+    def BeforeRun(self):
+        self.rate = float(np.loadtxt(self.path))
+
+    def f(self, t):
+        return self.data["premium"] * self.rate
+
+
+class ReadsInFormula(hl.Model):
+    @hl.agg(None)
+    def rate(self):
+        return pd.read_csv(self.path, header=None).iloc[0, 0]
+
+    def f(self, t):
+        return self.data["premium"] * self.rate()
+
+
+class OpensInFormula(hl.Model):
+    @hl.agg(None)
+    def rate(self):
+        with open(self.path, encoding="utf-8") as file:
+            return float(file.read())
+
+    def f(self, t):
+        return self.data["premium"] * self.rate()
+
+
+@pytest.mark.parametrize("cls", [ReadsBefore, ReadsInFormula, OpensInFormula])
+def test_a_rate_read_from_a_file_is_read_at_execution(
+    cls: type[hl.Model], columns: Columns, tmp_path: Path
+) -> None:
+    path = tmp_path / "rate.txt"
+    path.write_text("2.0", encoding="utf-8")
+    model = cls(data=columns, path=str(path))
+    model.GenerateActions(1)
+    path.write_text("5.0", encoding="utf-8")
     frame = model.ExecuteActions().df_agg
     assert total(columns["premium"] * 5.0).matches(frame["f"].loc[1])
 

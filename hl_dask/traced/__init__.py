@@ -9,7 +9,7 @@ made it. NumPy's protocols hand every operation on it to this package, which rec
 from hl_dask.traced.array import TracedArray
 from hl_dask.traced.base import is_traced
 from hl_dask.traced.functions import install as _install
-from hl_dask.traced.functions import reduce_rows
+from hl_dask.traced.functions import reduce_rows, total_of_rows
 from hl_dask.traced.ops import check_session, fill, full_rows
 from hl_dask.traced.shared import SharedArray, share
 from hl_dask.traced.text import TracedText
@@ -28,4 +28,5 @@ __all__ = [
     "is_traced",
     "reduce_rows",
     "share",
+    "total_of_rows",
 ]

@@ -193,7 +193,8 @@ class TracedArray(Traced):
 
     def __iter__(self) -> Iterator[Any]:
         if self.axis == 0:
-            raise self.tracer.mixing("iterating over the rows", WAYS_OUT["iterate"])
+            msg = "iterating over the rows"
+            raise self.tracer.mixing(msg, WAYS_OUT["iterate"])
         if self.ndim == 0:
             msg = "iteration over a 0-d array"
             raise TypeError(msg)
@@ -290,7 +291,8 @@ class TracedArray(Traced):
 
     def sort(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: sorts rows."""
-        raise self.tracer.mixing("sort", WAYS_OUT["sort"])
+        msg = "sort"
+        raise self.tracer.mixing(msg, WAYS_OUT["sort"])
 
     def dot(self, other: Any) -> Any:
         """See :class:`numpy.ndarray`."""
@@ -325,15 +327,44 @@ def _forward(name: str) -> Any:
 
 
 def _operator(ufunc: np.ufunc, reverse: bool) -> Any:
-    if reverse:
+    """A binary operator. The usual case, two arrays of one shape or an array and a number, is done
+    here: a model does it tens of thousands of times.
+    """
+    op = ops.operation(ufunc)
 
-        def operator(self: TracedArray, other: Any) -> Any:
-            return ops.apply_ufunc(self.tracer, ufunc, (other, self))
+    def operator(self: TracedArray, other: Any) -> Any:
+        tracer = self.tracer
+        value = self.value
+        kind = type(other)
+        if kind is TracedArray:
+            metas = tracer.graph.metas
+            same = (
+                other.tracer is tracer
+                and other.value.ndim == value.ndim
+                and metas[other.node].axis == metas[self.node].axis
+            )
+            if not same:
+                return general(self, other)
+            node, operand = other.node, other.value
+        elif (kind is float or kind is int) and (known := tracer.scalars.get((kind, other))) is not None:
+            node, operand = known, other
+        else:
+            return general(self, other)
+        args = (node, self.node) if reverse else (self.node, node)
+        try:
+            done = ufunc(operand, value) if reverse else ufunc(value, operand)
+        except ops.OPERATION_ERRORS:
+            tracer.op_errors += 1
+            raise
+        graph = tracer.graph
+        number = graph.op_ids.get(op)
+        found = None if number is None else graph.index.get((number, *args))
+        if found is None:
+            found = tracer.new_node(op, args, done, graph.metas[self.node].axis)
+        return TracedArray(tracer, found, done)
 
-    else:
-
-        def operator(self: TracedArray, other: Any) -> Any:
-            return ops.apply_ufunc(self.tracer, ufunc, (self, other))
+    def general(self: TracedArray, other: Any) -> Any:
+        return ops.apply_ufunc(self.tracer, ufunc, (other, self) if reverse else (self, other))
 
     return operator
 
@@ -367,7 +398,36 @@ COMPARE = {
     "ne": np.not_equal,
 }
 UNARY = {"neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert}
-METHODS = ["sum", "prod", "min", "max", "mean", "var", "std", "any", "all", "clip", "round", "cumsum", "cumprod", "argmin", "argmax", "argsort", "take", "repeat", "swapaxes", "diagonal", "trace", "nonzero", "searchsorted", "choose", "compress", "ptp", "partition", "argpartition"]
+METHODS = [
+    "sum",
+    "prod",
+    "min",
+    "max",
+    "mean",
+    "var",
+    "std",
+    "any",
+    "all",
+    "clip",
+    "round",
+    "cumsum",
+    "cumprod",
+    "argmin",
+    "argmax",
+    "argsort",
+    "take",
+    "repeat",
+    "swapaxes",
+    "diagonal",
+    "trace",
+    "nonzero",
+    "searchsorted",
+    "choose",
+    "compress",
+    "ptp",
+    "partition",
+    "argpartition",
+]
 
 for _name, _ufunc in BINARY.items():
     setattr(TracedArray, f"__{_name}__", _operator(_ufunc, reverse=False))

@@ -72,8 +72,9 @@ def _elementwise(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _where(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) != 3 or kwargs:
-        raise tracer.mixing("np.where with one argument", "use np.where(condition, a, b)")
-    return elementwise(tracer, func, args, kwargs)
+        msg = "np.where with one argument"
+        raise tracer.mixing(msg, "use np.where(condition, a, b)")
+    return ops.apply_ufunc(tracer, func, args)
 
 
 def _real(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
@@ -87,7 +88,8 @@ def _isin(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     options = _options("element test_elements assume_unique invert", args, kwargs)
     x, test = options.pop("element"), options.pop("test_elements")
     if any(t.axis >= 0 for t in traced_operands(test)):
-        raise tracer.mixing("np.isin in a set made of rows", "use a set that is an assumption")
+        msg = "np.isin in a set made of rows"
+        raise tracer.mixing(msg, "use a set that is an assumption")
     if not is_traced(x):
         return func(
             x,
@@ -105,9 +107,8 @@ def _search(names: str, moving: str, tables: tuple[str, ...]) -> Rule:
         options = _options(names, args, kwargs)
         for name in tables:
             if any(t.axis >= 0 for t in traced_operands(options.get(name))):
-                raise tracer.mixing(
-                    f"np.{func.__name__} in a table made of rows", "use a shared table"
-                )
+                msg = f"np.{func.__name__} in a table made of rows"
+                raise tracer.mixing(msg, "use a shared table")
         x = options[moving]
         axis = x.axis if is_traced(x) else -1
         order = names.split()
@@ -123,7 +124,8 @@ def _take(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     a, indices, axis = options["a"], options["indices"], options.get("axis")
     if is_traced(a) and a.axis >= 0:
         if axis is None or _on_rows(a, axis) or is_traced(indices):
-            raise tracer.mixing("np.take from the rows", ops.GATHER_REMEDY)
+            msg = "np.take from the rows"
+            raise tracer.mixing(msg, ops.GATHER_REMEDY)
         shift = 0 if axis % a.ndim > a.axis else np.ndim(indices) - 1
         return call(
             tracer, func, (a, indices), _without_none(axis=axis), axis=lambda v: a.axis + shift
@@ -185,9 +187,11 @@ def _along(names: str, *, keeps: bool, default: Any = None) -> Rule:
         if axis is None and x.ndim == 1:
             axis = 0
         if axis is None or _on_rows(x, axis):
-            raise tracer.mixing(f"np.{func.__name__} over the rows", ops.ORDER_REMEDY)
+            msg = f"np.{func.__name__} over the rows"
+            raise tracer.mixing(msg, ops.ORDER_REMEDY)
         if any(t.axis >= 0 for t in traced_operands(list(options.values()))):
-            raise tracer.mixing(f"np.{func.__name__} with arguments by row", ops.ORDER_REMEDY)
+            msg = f"np.{func.__name__} with arguments by row"
+            raise tracer.mixing(msg, ops.ORDER_REMEDY)
         position = x.axis
         if not keeps and not options.get("keepdims"):
             axes = axis if isinstance(axis, tuple) else (axis,)
@@ -203,7 +207,8 @@ def _take_along(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     x, indices, axis = options["arr"], options["indices"], options.get("axis", -1)
     reference = x if is_traced(x) else indices
     if axis is None or int(axis) % np.ndim(reference.value) == reference.axis:
-        raise tracer.mixing("np.take_along_axis over the rows", ops.GATHER_REMEDY)
+        msg = "np.take_along_axis over the rows"
+        raise tracer.mixing(msg, ops.GATHER_REMEDY)
     offset = row_offset(tracer, (x, indices))
     return call(
         tracer,
@@ -216,6 +221,15 @@ def _take_along(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 # ---- totals ----------------------------------------------------------------------------------
+
+
+def total_of_rows(tracer: Tracer, x: Any) -> Any:
+    """``np.sum(x)`` of one number for each row: what nearly every reported formula asks for."""
+    value = np.add.reduce(x.value)
+    return ops.result(tracer, SUM_OF_ROWS, (x.node,), value, -1)
+
+
+SUM_OF_ROWS = Op("reduce", ("sum", (0,), False, None))
 
 
 def _reduce(tracer: Tracer, kind: str, x: Any, axis: Any, keepdims: bool, dtype: Any = None) -> Any:
@@ -289,12 +303,12 @@ def _total(kind: str) -> Rule:
         initial = options.pop("initial", None)
         where = options.pop("where", True)
         if options.pop("out", None) is not None:
-            raise tracer.mixing(
-                f"out= of np.{func.__name__}", "use the value that the function returns"
-            )
+            msg = f"out= of np.{func.__name__}"
+            raise tracer.mixing(msg, "use the value that the function returns")
         if where is not True:
             if kind not in NEUTRAL:
-                raise tracer.mixing(f"where= of np.{func.__name__}", "use np.where inside it")
+                msg = f"where= of np.{func.__name__}"
+                raise tracer.mixing(msg, "use np.where inside it")
             x = np.where(where, x, np.asarray(NEUTRAL[kind], dtype=x.dtype))
         if not _on_rows(x, axis):
             extra = {} if dtype is None else {"dtype": np.dtype(dtype).str}
@@ -432,13 +446,13 @@ def _average(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         options.get("weights"),
     )
     if options.get("returned"):
-        raise tracer.mixing("np.average(returned=True)", "divide np.sum(x * w) by np.sum(w)")
+        msg = "np.average(returned=True)"
+        raise tracer.mixing(msg, "divide np.sum(x * w) by np.sum(w)")
     if weights is None:
         return np.mean(x, axis=axis)
     if is_traced(weights) and np.shape(weights.value) != np.shape(getattr(x, "value", x)):
-        raise tracer.mixing(
-            "np.average with weights of another shape", "divide np.sum(x * w) by np.sum(w)"
-        )
+        msg = "np.average with weights of another shape"
+        raise tracer.mixing(msg, "divide np.sum(x * w) by np.sum(w)")
     return np.sum(x * weights, axis=axis) / np.sum(np.broadcast_arrays(weights, x)[0], axis=axis)
 
 
@@ -449,7 +463,8 @@ def _allclose(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 def _array_equal(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = args[:2]
     if kwargs or np.shape(getattr(a, "value", a)) != np.shape(getattr(b, "value", b)):
-        raise tracer.mixing("np.array_equal of arrays of other shapes", "use (a == b).all()")
+        msg = "np.array_equal of arrays of other shapes"
+        raise tracer.mixing(msg, "use (a == b).all()")
     return bool(np.all(a == b))
 
 
@@ -469,8 +484,9 @@ def _dot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     # shared (m, k) @ (k, rows): the rows are the columns of the result.
     if axes[0] < 0 and nd[0] <= 2 and nd[1] == 2 and axes[1] == 1:
         return call(tracer, func, (a, b), {}, axis=lambda v: v.ndim - 1)
+    msg = f"np.{func.__name__} over the rows"
     raise tracer.mixing(
-        f"np.{func.__name__} over the rows",
+        msg,
         "write it as a total: (x[:, :, None] * y[:, None, :]).sum(axis=0)",
     )
 
@@ -490,9 +506,8 @@ def _same_rows_arrays(tracer: Tracer, arrays: Any) -> tuple[list[Any], int]:
             out.append(array)
             continue
         if is_traced(array) or np.ndim(array) < -offset:
-            raise tracer.mixing(
-                "stacking rows with a value that has none", "use np.full_like(x, value)"
-            )
+            msg = "stacking rows with a value that has none"
+            raise tracer.mixing(msg, "use np.full_like(x, value)")
         node, value = ops.lift(tracer, np.asarray(array), offset)
         out.append(Traced.make(tracer, node, value))
     return out, np.ndim(traced[0].value) + offset
@@ -513,7 +528,8 @@ def _concatenate(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     ndim = max(np.ndim(getattr(a, "value", a)) for a in arrays)
     axis = options.get("axis", 0)
     if rows >= 0 and (axis is None or int(axis) % ndim == rows):
-        raise tracer.mixing("joining arrays along the rows", "use np.stack([a, b], axis=1)")
+        msg = "joining arrays along the rows"
+        raise tracer.mixing(msg, "use np.stack([a, b], axis=1)")
     return call(tracer, np.concatenate, (arrays,), {"axis": axis}, axis=lambda v: rows)
 
 
@@ -565,7 +581,8 @@ def _broadcast_to(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     options = _options("array shape subok", args, kwargs)
     x, shape = options["array"], tuple(np.atleast_1d(options["shape"]))
     if x.axis < 0:
-        raise tracer.mixing("np.broadcast_to of a total", "operations broadcast by themselves")
+        msg = "np.broadcast_to of a total"
+        raise tracer.mixing(msg, "operations broadcast by themselves")
     position = len(shape) + x.axis - x.ndim
     if position < 0 or int(shape[position]) != tracer.rows:
         msg = f"cannot broadcast one entry per row ({tracer.rows} rows) to shape {shape}"
@@ -605,12 +622,14 @@ def _repeat(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     options = _options("a repeats axis", args, kwargs)
     x, axis = options["a"], options.get("axis")
     if not is_traced(x) or axis is None or _on_rows(x, axis) or is_traced(options["repeats"]):
-        raise tracer.mixing("np.repeat of rows", "every row has to stay one row")
+        msg = "np.repeat of rows"
+        raise tracer.mixing(msg, "every row has to stay one row")
     return call(tracer, func, (x, options["repeats"], int(axis)), {}, axis=lambda v: x.axis)
 
 
 def _tile(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-    raise tracer.mixing(f"np.{func.__name__} of rows", "use x[:, None] and broadcasting")
+    msg = f"np.{func.__name__} of rows"
+    raise tracer.mixing(msg, "use x[:, None] and broadcasting")
 
 
 # ---- questions about shape and type ----------------------------------------------------------
@@ -642,7 +661,8 @@ def _round(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _refuse(remedy: str) -> Rule:
     def rule(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
-        raise tracer.mixing(f"np.{func.__name__}", remedy)
+        msg = f"np.{func.__name__}"
+        raise tracer.mixing(msg, remedy)
 
     return rule
 
@@ -658,7 +678,20 @@ def install() -> None:
     """Fill the table of rules."""
     _register(
         _elementwise,
-        *["clip", "nan_to_num", "isclose", "select", "choose", "fix", "sinc", "i0", "angle", "real_if_close", "isneginf", "isposinf"],
+        *[
+            "clip",
+            "nan_to_num",
+            "isclose",
+            "select",
+            "choose",
+            "fix",
+            "sinc",
+            "i0",
+            "angle",
+            "real_if_close",
+            "isneginf",
+            "isposinf",
+        ],
     )
     _register(_where, "where")
     _register(_round, "round", "around")
@@ -740,7 +773,45 @@ def install() -> None:
     )
     _register(
         _refuse(ops.ORDER_REMEDY),
-        *["unique", "bincount", "histogram", "nonzero", "argwhere", "flatnonzero", "lexsort", "compress", "extract", "convolve", "correlate", "trapezoid", "interp1d", "outer", "kron", "cov", "corrcoef", "diagonal", "trace", "rot90", "flipud", "array_split", "split", "cumulative_sum", "cumulative_prod", "unique_values", "unique_counts", "searchsorted_", "intersect1d", "setdiff1d", "union1d", "ediff1d", "nanmedian_", "put", "place", "copyto", "putmask"],
+        *[
+            "unique",
+            "bincount",
+            "histogram",
+            "nonzero",
+            "argwhere",
+            "flatnonzero",
+            "lexsort",
+            "compress",
+            "extract",
+            "convolve",
+            "correlate",
+            "trapezoid",
+            "interp1d",
+            "outer",
+            "kron",
+            "cov",
+            "corrcoef",
+            "diagonal",
+            "trace",
+            "rot90",
+            "flipud",
+            "array_split",
+            "split",
+            "cumulative_sum",
+            "cumulative_prod",
+            "unique_values",
+            "unique_counts",
+            "searchsorted_",
+            "intersect1d",
+            "setdiff1d",
+            "union1d",
+            "ediff1d",
+            "nanmedian_",
+            "put",
+            "place",
+            "copyto",
+            "putmask",
+        ],
     )
     for ufunc in (np.add,):
         FUNCTIONS.setdefault(ufunc, _elementwise)

@@ -43,8 +43,9 @@ def attempt(tracer: Tracer, func: Callable[..., Any], args: Any, kwargs: dict[st
 def check_session(tracer: Tracer, value: Traced) -> None:
     """Refuse a traced array of another trace: state that outlived its run."""
     if value.tracer is not tracer:
+        msg = "a value kept from an earlier run (in a module, a class or a container on self)"
         raise tracer.mixing(
-            "a value kept from an earlier run (in a module, a class or a container on self)",
+            msg,
             "keep values in formulas only; a run starts from nothing",
         )
 
@@ -64,8 +65,9 @@ def row_offset(tracer: Tracer, operands: tuple[Any, ...]) -> int | None:
         if offset is None:
             offset = found
         elif offset != found:
+            msg = "an operation between arrays whose rows lie on different axes (an outer product of rows)"
             raise tracer.mixing(
-                "an operation between arrays whose rows lie on different axes (an outer product of rows)",
+                msg,
                 "bring the rows to the same axis, such as x[:, None] with a (rows, k) array",
             )
     return offset
@@ -114,8 +116,9 @@ def full_rows(tracer: Tracer, array: Any, axis: int) -> Any:
     tracer.asked_rows = True
     row = tracer.same_rows(array, axis, "")
     if row is None:
+        msg_0 = f"a plain array with one entry per row (shape {array.shape}) and differing entries"
         raise tracer.mixing(
-            f"a plain array with one entry per row (shape {array.shape}) and differing entries",
+            msg_0,
             "take it from a column of the model points, declare the attribute in model_points = (...), or "
             "compute it from columns with array operations",
         )
@@ -139,12 +142,12 @@ def result(
 
 # ---- universal functions ---------------------------------------------------------------------
 
-_UFUNC_OPS: dict[np.ufunc, Op] = {}
+_OPS: dict[Callable[..., Any], Op] = {}
 _NO_OPTIONS: dict[str, Any] = {}
 
 
-def apply_ufunc(tracer: Tracer, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
-    """An elementwise operation with positional operands and nothing else."""
+def apply_ufunc(tracer: Tracer, ufunc: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """An elementwise operation with positional operands and nothing else: a ufunc, or np.where."""
     metas = tracer.graph.metas
     array_type = Traced.array_type
     ids: list[int] = []
@@ -169,7 +172,15 @@ def apply_ufunc(tracer: Tracer, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any
     return _elementary(tracer, ufunc, ids, values, offset)
 
 
-def _unequal(tracer: Tracer, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
+def operation(ufunc: Callable[..., Any]) -> Op:
+    """The operation of a ufunc, or of another function whose operands broadcast."""
+    op = _OPS.get(ufunc)
+    if op is None:
+        op = _OPS.setdefault(ufunc, Op("ufunc" if isinstance(ufunc, np.ufunc) else "rowwise", ufunc))
+    return op
+
+
+def _unequal(tracer: Tracer, ufunc: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     """As :func:`apply_ufunc`, for operands of all kinds: arrays, totals, rows on other axes."""
     offset = row_offset(tracer, inputs)
     ids = []
@@ -182,15 +193,21 @@ def _unequal(tracer: Tracer, ufunc: np.ufunc, inputs: tuple[Any, ...]) -> Any:
 
 
 def _elementary(
-    tracer: Tracer, ufunc: np.ufunc, ids: list[int], values: list[Any], offset: int | None
+    tracer: Tracer,
+    ufunc: Callable[..., Any],
+    ids: list[int],
+    values: list[Any],
+    offset: int | None,
 ) -> Any:
     value = attempt(tracer, ufunc, values, _NO_OPTIONS)
-    op = _UFUNC_OPS.get(ufunc)
-    if op is None:
-        op = _UFUNC_OPS.setdefault(ufunc, Op("ufunc", ufunc))
+    op = operation(ufunc)
     if type(value) is tuple:
         return split(tracer, op, tuple(ids), value, offset)
-    found = tracer.graph.index.get((tracer.graph.op_id(op), *ids))
+    graph = tracer.graph
+    number = graph.op_ids.get(op)
+    if number is None:
+        number = graph.op_id(op)
+    found = graph.index.get((number, *ids))
     if found is None:
         axis = -1 if offset is None else value.ndim + offset
         found = tracer.new_node(op, tuple(ids), value, axis)
@@ -235,9 +252,8 @@ def apply_ufunc_method(
     if out is not None:
         target = out[0]
         if not (len(out) == 1 and is_traced(target) and method == "__call__" and not kwargs):
-            raise tracer.mixing(
-                f"out= of np.{ufunc.__name__}", "use the value that the function returns"
-            )
+            msg = f"out= of np.{ufunc.__name__}"
+            raise tracer.mixing(msg, "use the value that the function returns")
         return target.take_over(apply_ufunc(tracer, ufunc, inputs), ufunc.__name__)  # type: ignore[attr-defined]
     if ufunc is np.matmul:
         return FUNCTIONS[np.matmul](tracer, np.matmul, inputs, kwargs)
@@ -373,7 +389,7 @@ def elementwise(
 
 def apply_lookup(tracer: Tracer, table: Any, keys: tuple[Any, ...]) -> Any:
     """``hl.Table`` and ``hl.lookup`` with a traced key: a node that gathers in a shared table."""
-    categories = tuple(getattr(key, "categories", None) if _is_text(key) else None for key in keys)
+    categories = tuple(key.categories if _is_text(key) else None for key in keys)
     codes = tuple(key.codes if _is_text(key) else key for key in keys)
     offset = row_offset(tracer, codes)
     ids, values = [], []
@@ -381,16 +397,23 @@ def apply_lookup(tracer: Tracer, table: Any, keys: tuple[Any, ...]) -> Any:
         node, value = lift(tracer, key, offset)
         ids.append(node)
         values.append(value)
-    bound = table.bind(categories)
-    value = attempt(tracer, bound, values, {})
-    op = Op(
-        "lookup",
-        (table.digest(), bound.digest() if hasattr(bound, "digest") else _digest(categories)),
-    )
+    op, bound = _bound(tracer, table, categories)
+    value = attempt(tracer, bound, values, _NO_OPTIONS)
     axis = -1 if offset is None else np.ndim(value) + offset
     traced = result(tracer, op, tuple(ids), value, axis)
     tracer.graph.values.setdefault(traced.node, bound)
     return traced
+
+
+def _bound(tracer: Tracer, table: Any, categories: tuple[Any, ...]) -> tuple[Op, Any]:
+    """The operation of looking up in a table with keys of these kinds; made once for each table."""
+    key = (id(table), *map(id, categories))
+    found = tracer.tables.get(key)
+    if found is None:
+        op = Op("lookup", (table.digest(), _digest(categories)))
+        # The table and the categories are kept, lest another object take over their identity.
+        found = tracer.tables[key] = (op, table.bind(categories), table, categories)
+    return found[0], found[1]
 
 
 def _is_text(key: Any) -> bool:
@@ -412,13 +435,11 @@ def apply_gather(tracer: Tracer, array: Any, index: Any) -> Any:
     rows: list[Any] = [p for p in parts if is_traced(p) and p.axis >= 0]
     if any(not isinstance(p, (int, np.integer, np.ndarray, Traced)) for p in parts):
         if len(parts) > 1 and len([p for p in parts if is_traced(p)]) > 1:
-            raise tracer.mixing(
-                "an index that mixes slices with several arrays of rows", "use hl.lookup"
-            )
+            msg = "an index that mixes slices with several arrays of rows"
+            raise tracer.mixing(msg, "use hl.lookup")
     if any(p.value.dtype.kind == "b" for p in rows):
-        raise tracer.mixing(
-            "a mask of rows as the index into a shared array", "use np.where(mask, a, b)"
-        )
+        msg = "a mask of rows as the index into a shared array"
+        raise tracer.mixing(msg, "use np.where(mask, a, b)")
     offset = row_offset(tracer, tuple(parts))
     first = next((k for k, p in enumerate(parts) if is_traced(p)), 0)
     index_ndim = max((np.ndim(p.value) for p in parts if is_traced(p)), default=0)
@@ -497,8 +518,9 @@ def _static_index(index: tuple[Any, ...]) -> Any:
 def _fancy_column(tracer: Tracer, part: Any, result_axis: int, parts: list[Any]) -> int:
     arrays = [p for p in parts if isinstance(p, (list, np.ndarray)) or is_traced(p)]
     if is_traced(part) or len(arrays) > 1 or any(isinstance(p, (int, np.integer)) for p in parts):
+        msg = "an index that picks another column for each row"
         raise tracer.mixing(
-            "an index that picks another column for each row",
+            msg,
             "use np.take_along_axis(x, k[:, None], axis=1)[:, 0]",
         )
     return result_axis + np.ndim(part)
@@ -549,13 +571,11 @@ def apply_assignment(array: Any, index: Any, value: Any) -> Any:
     mask = parts[0] if len(parts) == 1 and is_traced(parts[0]) else None
     if mask is not None and mask.value.dtype.kind == "b" and mask.axis == 0 and axis == 0:
         if is_traced(value) and value.axis >= 0:
-            raise tracer.mixing(
-                "assigning selected rows (x[mask] = y[mask])", "use x = np.where(mask, y, x)"
-            )
+            msg = "assigning selected rows (x[mask] = y[mask])"
+            raise tracer.mixing(msg, "use x = np.where(mask, y, x)")
         if np.ndim(value if not is_traced(value) else value.value):
-            raise tracer.mixing(
-                "assigning an array to selected rows", "use x = np.where(mask, y, x)"
-            )
+            msg = "assigning an array to selected rows"
+            raise tracer.mixing(msg, "use x = np.where(mask, y, x)")
         return call(tracer, assign, (array, index, value), {}, axis=lambda out: 0)
     whole = [p for p in parts if p is not Ellipsis]
     if axis == 0 and all(isinstance(p, (slice, int, np.integer)) for p in whole):
@@ -567,14 +587,14 @@ def apply_assignment(array: Any, index: Any, value: Any) -> Any:
         offset = -(np.ndim(array.value) - sum(isinstance(p, (int, np.integer)) for p in whole))
         found = row_offset(tracer, (value,))
         if found not in (None, offset):
-            raise tracer.mixing(
-                "assigning an array whose rows lie on another axis", "transpose it first"
-            )
+            msg = "assigning an array whose rows lie on another axis"
+            raise tracer.mixing(msg, "transpose it first")
         node, concrete = lift(tracer, value, offset)
         if concrete is not value and not is_traced(value):
             value = Traced.make(tracer, node, concrete)
         return call(tracer, assign, (array, cleaned, value), {}, axis=lambda out: 0)
-    raise tracer.mixing("assigning to some rows", "use x = np.where(condition, new, x)")
+    msg = "assigning to some rows"
+    raise tracer.mixing(msg, "use x = np.where(condition, new, x)")
 
 
 def apply_reshape(array: Any, shape: tuple[Any, ...]) -> Any:
@@ -593,9 +613,8 @@ def apply_reshape(array: Any, shape: tuple[Any, ...]) -> Any:
         rest = tuple(per_row // -size_rest if s == -1 else s for s in rest)
         known = True
     if array.axis != 0 or not known or first not in (-1, tracer.rows):
-        raise tracer.mixing(
-            f"reshape to {shape}", "keep the rows as the first axis: x.reshape(-1, k), x[:, None]"
-        )
+        msg = f"reshape to {shape}"
+        raise tracer.mixing(msg, "keep the rows as the first axis: x.reshape(-1, k), x[:, None]")
     value = array.value.reshape((-1, *rest))
     array.fresh = False
     return result(tracer, Op("reshape", rest), (array.node,), value, 0, fresh=False)

@@ -49,7 +49,9 @@ class Tracer:
         self.failures: list[HlDaskError] = []
         self.op_errors = 0
         self.describe_owner: Callable[[Any], str] = str
-        self._scalars: dict[Any, int] = {}
+        self.tables: dict[Any, Any] = {}
+        self._metas: dict[Any, Meta] = {}
+        self.scalars: dict[Any, int] = {}
         self._arrays: dict[int, tuple[Array, int]] = {}
 
     # ---- what formulas may ask about the rows ------------------------------------------------
@@ -107,20 +109,30 @@ class Tracer:
 
     def new_node(self, op: Op, args: tuple[int, ...], value: Any, axis: int) -> int:
         """Append an operation that the graph does not hold; an error in the second trace."""
-        graph = self.graph
         if self.frozen:
             raise self.fail(self._differs(op, args))
         if np.geterr() != QUIET:
             self.escape(
                 "np.errstate within the formula notices floating-point errors, which depend on the rows"
             )
-        dtype = getattr(value, "dtype", None)
-        shape = np.shape(value)
-        if axis >= 0:
-            shape = shape[:axis] + shape[axis + 1 :]
-        meta = Meta(dtype.str if dtype is not None else "|O", shape, axis)
-        kind = LEAVES.get(op.name) or kind_of(op, [graph.kinds[a] for a in args])
-        return graph.add(op, args, kind, meta, self.owner)
+        graph = self.graph
+        kinds = graph.kinds
+        kind = LEAVES.get(op.name) or kind_of(op, [kinds[a] for a in args])
+        return graph.add(op, args, kind, self._meta(value, axis), self.owner)
+
+    def _meta(self, value: Any, axis: int) -> Meta:
+        """What is known of a value's type, one object for all values that are alike."""
+        try:
+            dtype, shape = value.dtype, value.shape
+        except AttributeError:
+            return Meta("|O", np.shape(value), axis)
+        # Values with rows differ in their number of rows only from sample to sample.
+        key = (dtype, shape, axis)
+        found = self._metas.get(key)
+        if found is None:
+            rest = shape if axis < 0 else shape[:axis] + shape[axis + 1 :]
+            found = self._metas.setdefault(key, Meta(dtype.str, rest, axis))
+        return found
 
     def constant(self, value: Any) -> int:
         """Node of a shared value: a Python or NumPy scalar or an array without a point axis."""
@@ -131,13 +143,13 @@ class Tracer:
             if value == 0 or value != value:
                 # 0.0 and -0.0 are equal but not the same, and NaN is not equal to itself.
                 key = (type(value), repr(value))
-            found = self._scalars.get(key)
+            found = self.scalars.get(key)
         except (TypeError, ValueError):
             key = (type(value), "id", id(value))
-            found = self._scalars.get(key)
+            found = self.scalars.get(key)
         if found is None:
             found = self._intern_constant(key, value)
-            self._scalars[key] = found
+            self.scalars[key] = found
         return found
 
     def _array_constant(self, value: Array) -> int:
