@@ -77,7 +77,7 @@ def reachable_digests(instance: Any, formulas: Iterable[Formula]) -> dict[str, s
         sha = hashlib.sha256()
         try:
             _Walker(sha).add(thing)
-        except (UndigestibleErrorError, RecursionError):
+        except (UndigestibleError, RecursionError):
             continue
         found[name] = sha.hexdigest()
     return found
@@ -116,7 +116,7 @@ def state_digest(cls: type, attributes: Mapping[str, Any], skip: AbstractSet[str
                     continue
                 walker.add((base.__qualname__, name))
                 walker.add(value)
-    except (UndigestibleErrorError, RecursionError):
+    except (UndigestibleError, RecursionError):
         return None
     return sha.hexdigest()
 
