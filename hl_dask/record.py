@@ -501,6 +501,9 @@ def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool)
     tracer = session.tracer
     if call.formula.name in session.opaque:
         return Output(call.formula, call.key, None, None)
+    if is_traced(value) and value.axis > 0:
+        # A plain run cannot tell such an array from one of totals.
+        check_reported(value, call.text, tracer.rows, explicit=False)
     if is_traced(value) and value.axis >= 0:
         aggregated = _aggregate(tracer, call, value, function)
         if is_traced(aggregated) and aggregated.axis < 0:

@@ -151,8 +151,8 @@ def aggregate_value(
     object
         ``function(value)`` when the value has one entry for each row, else the value as it is.
     """
-    per_row = rows is not None and np.ndim(value) > 0 and np.shape(value)[0] == rows
-    if not per_row or isinstance(value, (tuple, list, dict)):
+    whole = isinstance(value, (tuple, list, dict))
+    if whole or rows is None or np.ndim(value) == 0 or np.shape(value)[0] != rows:
         check_reported(value, text, rows or 0, explicit=explicit)
         return value
     array = value if isinstance(value, np.ndarray) else np.asarray(value)

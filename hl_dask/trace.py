@@ -7,7 +7,7 @@ cannot be seen are evaluated on plain arrays instead, and become a single node e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -310,6 +310,9 @@ class TraceSession:
             return [self.normalise(v) for v in raw]
         if type(raw) is dict:
             return {k: self.normalise(v) for k, v in raw.items()}
+        if isinstance(raw, Iterator):
+            message = f"the formula returned a {type(raw).__name__}, which can be gone through once only"
+            raise FormulaError(message, remedy="return a list, an array, or a number")
         if isinstance(raw, np.ndarray):
             if raw.ndim and raw.shape[0] == self.tracer.rows and self.tracer.asked_rows:
                 lifted = full_rows(self.tracer, raw, 0)

@@ -528,7 +528,7 @@ def test_rows_have_to_be_the_first_axis(action: str, form: str, columns: Columns
 
 
 @pytest.mark.parametrize("action", ["RunModel", "GenerateActions", "ExecuteActions"])
-@pytest.mark.parametrize("value", ["ragged", "type", "text", "generator", "none", "series"])
+@pytest.mark.parametrize("value", ["ragged", "type", "text", "none", "series"])
 def test_odd_values_are_reported_or_refused(action: str, value: str, columns: Columns) -> None:
     class Model(hl.Model):
         def f(self, t):
@@ -536,7 +536,6 @@ def test_odd_values_are_reported_or_refused(action: str, value: str, columns: Co
                 "ragged": [np.ones(2), np.ones(3)],
                 "type": float,
                 "text": "EUR",
-                "generator": (k for k in range(3)),
                 "none": None,
                 "series": pd.Series([1.0, 2.0]),
             }
