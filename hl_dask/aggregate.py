@@ -6,11 +6,11 @@ The tree stands over the block index, whatever the chunks, workers or order of c
     level 1      (1,0)          (1,1)            (1,2)
     level 0   (0,0) (0,1)    (0,2) (0,3)      (0,4)
 
-Node ``(level, i)`` covers the blocks ``i * 2**level`` up to ``(i + 1) * 2**level``. A node whose right
-child lies wholly beyond the last block *is* its left child. A :class:`Tree` holds any set of nodes and
-merges siblings as soon as both are there; since every sum is the sum of one fixed pair, the order in
-which blocks arrive cannot change a bit. A tree over ``b`` blocks holds at most about ``2 log2(b)``
-partials when blocks come in sequence.
+Node ``(level, i)`` covers the blocks ``i * 2**level`` up to ``(i + 1) * 2**level``. A node whose
+right child lies wholly beyond the last block *is* its left child. A :class:`Tree` holds any set of
+nodes and merges siblings as soon as both are there; since every sum is the sum of one fixed pair,
+the order in which blocks arrive cannot change a bit. A tree over ``b`` blocks holds at most about
+``2 log2(b)`` partials when blocks come in sequence.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Partial = dict[str, Any]
-"""Partials of one block or more: for each way of combining, a flat vector (or a list of objects)."""
+"""Partials of one block or more: for each way of combining, a flat vector (or a list of
+objects)."""
 
 
 def combine_moments(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
@@ -150,8 +151,8 @@ class Sum:
     Parameters
     ----------
     axis : int, tuple of int or None
-        As in :func:`numpy.sum`. ``None`` adds up everything; ``0`` adds over the rows only and keeps
-        a scenario axis.
+        As in :func:`numpy.sum`. ``None`` adds up everything; ``0`` adds over the rows only and
+        keeps a scenario axis.
     """
 
     axis: int | tuple[int, ...] | None = None

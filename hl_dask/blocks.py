@@ -2,9 +2,9 @@
 
 ::
 
-    rows    0 ............................................................. rows
-    blocks  |  0  |  1  |  2  |  3  |  4  |  5  |  6  |  7  |  8  |  9  |10|    block_rows each, the last
-    chunks  |        0        |        1        |        2        |    3   |    chunk_blocks each
+    rows    0 ............................................................. rows blocks  |  0  |  1
+    |  2  |  3  |  4  |  5  |  6  |  7  |  8  |  9  |10|    block_rows each, the last chunks  |
+    0        |        1        |        2        |    3   |    chunk_blocks each
 
 A block is the unit of summation and a constant of the plan, a chunk the unit of reading and
 scheduling. A chunk is a whole number of blocks, hence results do not depend on the chunk size.

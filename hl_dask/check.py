@@ -9,8 +9,9 @@ import pandas as pd
 
 from hl_dask.aggregate import Aggregate
 from hl_dask.expr import POINT, Op
-from hl_dask.kernel import Machine, compile_program
+from hl_dask.kernel import Machine
 from hl_dask.points import ModelPoints
+from hl_dask.program import compile_program
 from hl_dask.record import record
 from hl_dask.replay import ReportingSession, plain_view, run_before
 from hl_dask.report import run_formulas

@@ -11,7 +11,7 @@ import click
 
 from hl_dask import demo
 from hl_dask.errors import HlDaskError
-from hl_dask.plan import parse_bytes
+from hl_dask.memory import parse_bytes
 from hl_dask.result import Result
 from hl_dask.run import peak_bytes
 

@@ -3,8 +3,9 @@
 A graph is a growing list of nodes. A node is an operation applied to earlier nodes, so ids are a
 topological order. Nodes are *hash-consed*: asking for an operation that is already there returns
 the id it has. That gives two things at once: equal sub-expressions are evaluated once, and a second
-trace of the same model, on other rows, must find every one of its nodes already present. A node that
-is not there is a proof that a formula depends on the rows in a way that the graph does not show.
+trace of the same model, on other rows, must find every one of its nodes already present. A node
+that is not there is a proof that a formula depends on the rows in a way that the graph does not
+show.
 
 Nothing here evaluates anything; there is no NumPy, no pandas and no Dask below this line.
 """
@@ -41,7 +42,8 @@ class Op(NamedTuple):
     name : str
         The family of the operation: ``ufunc``, ``call``, ``view``, ``reduce``, ``lookup`` ...
     static : hashable
-        All that is not a node: the function's name, axes, dtypes, an index with :class:`Slot` holes.
+        All that is not a node: the function's name, axes, dtypes, an index with :class:`Slot`
+        holes.
     """
 
     name: str

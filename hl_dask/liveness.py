@@ -32,11 +32,11 @@ def schedule(
 ) -> list[int]:
     """An order of evaluation that lets values die early.
 
-    Operations keep their order, except that one is brought forward, to right after the operation that
-    makes it possible, when that does not raise the memory in use: when the values that it is the last
-    to read are at least as large as its own. So a long sum ``((f(0) + f(1)) + f(2)) ...`` is added up
-    as its terms appear, and totals are taken while the value is in cache. The order in which numbers
-    are added is not changed: an operation is what it was, only sooner.
+    Operations keep their order, except that one is brought forward, to right after the operation
+    that makes it possible, when that does not raise the memory in use: when the values that it is
+    the last to read are at least as large as its own. So a long sum ``((f(0) + f(1)) + f(2)) ...``
+    is added up as its terms appear, and totals are taken while the value is in cache. The order in
+    which numbers are added is not changed: an operation is what it was, only sooner.
 
     Parameters
     ----------
@@ -52,44 +52,65 @@ def schedule(
     list of int
         The same operations, topologically ordered.
     """
-    distinct = {op: tuple(dict.fromkeys(reads[op])) for op in order}
-    users: dict[int, list[int]] = {op: [] for op in order}
-    for op in order:
-        for read in distinct[op]:
-            users[read].append(op)
-    missing = {op: len(distinct[op]) for op in order}
-    waiting = {op: len(users[op]) for op in order}
-    done: set[int] = set()
-    out: list[int] = []
+    position = {op: i for i, op in enumerate(order)}
+    needs = [tuple({position[read]: None for read in reads[op]}) for op in order]
+    plan = _Schedule(needs, [size(op) for op in order])
+    for first in range(len(order)):
+        if not plan.done[first]:
+            stack = plan.emit(first)
+            while stack:
+                candidate = stack.pop()
+                if plan.worthwhile(candidate):
+                    stack += plan.emit(candidate)
+    return [order[i] for i in plan.out]
 
-    def frees(op: int) -> bool:
-        freed = sum(size(read) for read in distinct[op] if waiting[read] == 1)
-        return freed >= size(op)
 
-    def emit(op: int) -> list[int]:
-        """Do an operation; those that may have become worth doing now."""
-        out.append(op)
-        done.add(op)
+class _Schedule:
+    """The state of :func:`schedule`, over positions in the given order.
+
+    ``missing`` counts the reads of an operation that are not done, ``waiting`` the readers of a
+    value that are not done.
+    """
+
+    def __init__(self, needs: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
+        self.needs = needs
+        self.sizes = sizes
+        self.users: list[list[int]] = [[] for _ in needs]
+        for op, reads in enumerate(needs):
+            for read in reads:
+                self.users[read].append(op)
+        self.missing = [len(reads) for reads in needs]
+        self.waiting = [len(users) for users in self.users]
+        self.done = bytearray(len(needs))
+        self.out: list[int] = []
+
+    def worthwhile(self, op: int) -> bool:
+        """Whether an operation can be done now and frees at least as much as it takes."""
+        if self.done[op] or self.missing[op]:
+            return False
+        freed = 0
+        for read in self.needs[op]:
+            if self.waiting[read] == 1:
+                freed += self.sizes[read]
+        return freed >= self.sizes[op]
+
+    def emit(self, op: int) -> list[int]:
+        """Do an operation; what may have become worth doing, the first one last."""
+        self.out.append(op)
+        self.done[op] = 1
         candidates = []
-        for read in distinct[op]:
-            waiting[read] -= 1
-            if waiting[read] == 1:
-                candidates += [u for u in users[read] if u not in done and missing[u] == 0][:1]
-        for user in users[op]:
-            missing[user] -= 1
-            if missing[user] == 0:
+        for read in self.needs[op]:
+            self.waiting[read] -= 1
+            if self.waiting[read] == 1:
+                last = next(u for u in self.users[read] if not self.done[u])
+                if not self.missing[last]:
+                    candidates.append(last)
+        for user in self.users[op]:
+            self.missing[user] -= 1
+            if not self.missing[user]:
                 candidates.append(user)
+        candidates.reverse()
         return candidates
-
-    for op in order:
-        if op in done:
-            continue
-        stack = emit(op)[::-1]
-        while stack:
-            candidate = stack.pop()
-            if candidate not in done and missing[candidate] == 0 and frees(candidate):
-                stack.extend(emit(candidate)[::-1])
-    return out
 
 
 def allocate(
@@ -97,6 +118,7 @@ def allocate(
     reads: Callable[[int], Iterable[int]],
     kind: Callable[[int], Hashable],
     reuse: Callable[[int], bool],
+    last: Mapping[int, int] | None = None,
 ) -> tuple[dict[int, int], list[Hashable]]:
     """Give each value a register, so that values which live at the same time never share one.
 
@@ -110,41 +132,61 @@ def allocate(
         ``kind(op)``: registers of equal kind are interchangeable; None for no register.
     reuse : callable
         ``reuse(op)``: whether the result may overwrite a value that dies here.
+    last : mapping of int to int, optional
+        What :func:`last_use` gives, where it is known already.
 
     Returns
     -------
     (dict of int to int, list)
         Register of each operation, and the kind of each register.
     """
-    last = last_use(order, reads)
-    dying: dict[int, list[int]] = {}
-    for op, position in last.items():
-        dying.setdefault(position, []).append(op)
-    register: dict[int, int] = {}
-    kinds: list[Hashable] = []
-    free: dict[Hashable, list[int]] = {}
-
-    def release(position: int, but: int) -> None:
-        for op in dying.get(position, ()):
-            if op != but and op in register:
-                free.setdefault(kinds[register[op]], []).append(register[op])
-
+    last = last_use(order, reads) if last is None else last
+    pool = _Registers(order, last)
     for position, op in enumerate(order):
-        if reuse(op):
-            release(position, op)
+        overwrite = reuse(op)
+        if overwrite:
+            pool.release(position, op)
         wanted = kind(op)
         if wanted is not None:
-            pool = free.get(wanted)
-            if pool:
-                register[op] = pool.pop()
-            else:
-                register[op] = len(kinds)
-                kinds.append(wanted)
-        if not reuse(op):
-            release(position, op)
-        if last[op] == position and op in register:
-            free.setdefault(kinds[register[op]], []).append(register[op])
-    return register, kinds
+            pool.take(op, wanted)
+        if not overwrite:
+            pool.release(position, op)
+        if last[op] == position:
+            pool.give_back(op)
+    return pool.register, pool.kinds
+
+
+class _Registers:
+    """The state of :func:`allocate`: registers in use and free ones, the latest freed first."""
+
+    def __init__(self, order: Sequence[int], last: Mapping[int, int]) -> None:
+        self.register: dict[int, int] = {}
+        self.kinds: list[Hashable] = []
+        self.free: dict[Hashable, list[int]] = {}
+        self.dying: dict[int, list[int]] = {}
+        for op in order:
+            self.dying.setdefault(last[op], []).append(op)
+
+    def take(self, op: int, kind: Hashable) -> None:
+        """A register for the value of an operation."""
+        free = self.free.get(kind)
+        if free:
+            self.register[op] = free.pop()
+        else:
+            self.register[op] = len(self.kinds)
+            self.kinds.append(kind)
+
+    def give_back(self, op: int) -> None:
+        """The value of an operation is not needed any more."""
+        if op in self.register:
+            number = self.register[op]
+            self.free.setdefault(self.kinds[number], []).append(number)
+
+    def release(self, position: int, but: int) -> None:
+        """The values whose last use is at a position, but for the one that is made there."""
+        for op in self.dying.get(position, ()):
+            if op != but:
+                self.give_back(op)
 
 
 def live_ranges(
@@ -156,19 +198,28 @@ def live_ranges(
 
 
 def peak_live(
-    order: Sequence[int], reads: Callable[[int], Iterable[int]], size: Callable[[int], int]
+    order: Sequence[int],
+    reads: Callable[[int], Iterable[int]],
+    size: Callable[[int], int],
+    last: Mapping[int, int] | None = None,
 ) -> tuple[int, int]:
     """Largest total size of values alive at once, and the position where that is.
 
     A value is alive from its evaluation up to and including its last use.
     """
+    last = last_use(order, reads) if last is None else last
     change = [0] * (len(order) + 1)
-    for op, (first, last) in zip(order, live_ranges(order, reads), strict=True):
-        change[first] += size(op)
-        change[last + 1] -= size(op)
+    for position, op in enumerate(order):
+        change[position] += size(op)
+        change[last[op] + 1] -= size(op)
     best, where, total = 0, 0, 0
     for position, delta in enumerate(change[:-1]):
         total += delta
         if total > best:
             best, where = total, position
     return best, where
+
+
+def alive_at(order: Sequence[int], last: Mapping[int, int], where: int) -> list[int]:
+    """Operations whose values are alive at a position, in order."""
+    return [op for op in order[: where + 1] if last[op] >= where]

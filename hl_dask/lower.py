@@ -9,9 +9,9 @@
     ...
 
 A chunk task reads the columns that the program reads, runs its blocks, and returns the nodes of the
-fixed tree that its blocks make up. Merge tasks put nodes together; which chunks meet in which merge does
-not matter for the numbers, because every addition belongs to a node of the tree over blocks. Nothing but
-partials passes between tasks.
+fixed tree that its blocks make up. Merge tasks put nodes together; which chunks meet in which merge
+does not matter for the numbers, because every addition belongs to a node of the tree over blocks.
+Nothing but partials passes between tasks.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from dask.task_spec import Task, TaskRef
 
 from hl_dask.aggregate import Tree, merge_trees
 from hl_dask.blocks import Blocks
-from hl_dask.kernel import Machine, Program, unpack
+from hl_dask.kernel import Machine, unpack
 from hl_dask.points import ModelPoints
+from hl_dask.program import Program
 
 MERGE = 8
 """Chunks (or merges) that one merge task takes in."""
@@ -111,18 +112,19 @@ def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Task], str]:
         Tasks by key, and the key whose value is the dict of reductions by node.
     """
     graph: dict[Any, Task] = {}
-    level = []
+    level: list[Any] = []
     for chunk in range(runner.blocks.n_chunks):
         key = (f"chunk-{name}", chunk)
         graph[key] = Task(key, runner, chunk)
         level.append(key)
     depth = 0
     while len(level) > 1:
-        above = []
+        above: list[Any] = []
         for k in range(0, len(level), MERGE):
-            key = (f"merge-{name}", depth, k // MERGE)
-            graph[key] = Task(key, merge, *(TaskRef(child) for child in level[k : k + MERGE]))
-            above.append(key)
+            merged = (f"merge-{name}", depth, k // MERGE)
+            children = [TaskRef(child) for child in level[k : k + MERGE]]
+            graph[merged] = Task(merged, merge, *children)
+            above.append(merged)
         level, depth = above, depth + 1
     total = f"total-{name}"
     graph[total] = Task(total, finish, runner.program, TaskRef(level[0]))

@@ -1,20 +1,23 @@
 """The action list: what is evaluated, in which order, and when each value is released.
 
-An :class:`ActionPlan` is a description, plain data that can be printed, compared and saved. A run takes
-from it what is asked for (outputs, projection length, block size) and reads the assumptions and formulas
-as they are then, so that an old plan costs time and never a wrong result.
+An :class:`ActionPlan` is a description, plain data that can be printed, compared and saved. A run
+takes from it what is asked for (outputs, projection length, block size) and reads the assumptions
+and formulas as they are then, so that an old plan costs time and never a wrong result.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
-from hl_dask.blocks import BLOCK_ROWS, Blocks
+from hl_dask._plan_file import check_state
+from hl_dask.blocks import Blocks
 from hl_dask.errors import PlanError
+from hl_dask.memory import parse_bytes, size_text
 
 VERSION = 1
 COMPUTE, STORE, RELEASE = "compute", "store", "release"
@@ -70,31 +73,48 @@ class CallInfo:
     reported: bool
 
 
-@dataclass(frozen=True)
-class MemoryEstimate:
-    """Projected peak memory of a run.
+class Calls(Sequence[CallInfo]):
+    """Formula calls of a plan, described when somebody first looks at them.
 
-    Attributes
+    Parameters
     ----------
-    base_bytes : int
-        Interpreter, libraries and data that are resident before the run.
-    read_bytes : int
-        Columns of the chunks that are read at once.
-    work_bytes : int
-        Registers and temporaries of all threads.
-    result_bytes : int
-        Partials of chunks and the results.
+    describe : callable
+        Gives the descriptions.
     """
 
-    base_bytes: int
-    read_bytes: int
-    work_bytes: int
-    result_bytes: int
+    def __init__(self, describe: Callable[[], Iterable[CallInfo]]) -> None:
+        self._describe: Callable[[], Iterable[CallInfo]] | None = describe
+        self._known: tuple[CallInfo, ...] = ()
 
-    @property
-    def total_bytes(self) -> int:
-        """The projected peak."""
-        return self.base_bytes + self.read_bytes + self.work_bytes + self.result_bytes
+    def _all(self) -> tuple[CallInfo, ...]:
+        if self._describe is not None:
+            self._known, self._describe = tuple(self._describe()), None
+        return self._known
+
+    @overload
+    def __getitem__(self, index: int) -> CallInfo: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[CallInfo, ...]: ...
+    def __getitem__(self, index: int | slice) -> CallInfo | tuple[CallInfo, ...]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def __iter__(self) -> Iterator[CallInfo]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (self._all(),)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} formula calls>"
 
 
 @dataclass(frozen=True)
@@ -111,7 +131,7 @@ class ActionPlan:
         Formulas asked for; None for all that are reported.
     block_rows : int
         Rows of a block, the unit of summation: a constant of the plan.
-    calls : tuple of CallInfo
+    calls : sequence of CallInfo
         Formula calls in the order in which their evaluations finish.
     columns : tuple of str
         Columns that the run reads.
@@ -126,8 +146,8 @@ class ActionPlan:
     peak_live : tuple of str
         Formula calls whose values (or parts of them) are alive at the point of the highest memory.
     live_row_bytes, register_row_bytes, column_row_bytes : int
-        Bytes for each row of a block: of all values alive at once, of the registers that hold them, and
-        of the columns read.
+        Bytes for each row of a block: of all values alive at once, of the registers that hold them,
+        and of the columns read.
     guards : tuple of str
         Formulas that turn a portfolio value into a Python value.
     """
@@ -136,7 +156,7 @@ class ActionPlan:
     proj_len: int
     outputs: tuple[str, ...] | None
     block_rows: int
-    calls: tuple[CallInfo, ...]
+    calls: Sequence[CallInfo]
     columns: tuple[str, ...]
     opaque: dict[str, str]
     whole: dict[str, str]
@@ -202,8 +222,8 @@ class ActionPlan:
     def to_frame(self) -> Any:
         """The formula calls as a pandas DataFrame, in order of completion.
 
-        Columns: call, formula, kind, phase, reads, row_bytes, reported, released (position of the last
-        use).
+        Columns: call, formula, kind, phase, reads, row_bytes, reported, released (position of the
+        last use).
         """
         import pandas as pd  # noqa: PLC0415 - plans are made and saved without pandas
 
@@ -243,14 +263,15 @@ class ActionPlan:
             f"  {self.nodes:,} array operations, {self.row_nodes:,} of them on every block of "
             f"{self.block_rows:,} rows; phases: {self.phases}",
             f"  values alive at once: at most {self.peak_calls} formula values; "
-            f"{self.live_row_bytes:,} bytes a row in {self.register_row_bytes:,} bytes of registers",
+            f"{self.live_row_bytes:,} bytes a row, in {self.register_row_bytes:,} of registers",
             f"  highest memory at: {', '.join(self.peak_live[:8]) or 'no per-policy value'}"
             + (" ..." if len(self.peak_live) > 8 else ""),
-            f"  columns read ({self.column_row_bytes} bytes a row): {', '.join(self.columns) or 'none'}",
+            f"  columns read ({self.column_row_bytes} bytes a row): "
+            f"{', '.join(self.columns) or 'none'}",
             f"  {rows:,} policies: {cut.n_blocks:,} blocks, {cut.n_chunks:,} chunks of at most "
             f"{cut.chunk_rows:,} rows, one task each",
-            f"  a plain run would keep {_size(self.unoptimised_row_bytes * rows)}; "
-            f"this plan works in {_size(self.thread_bytes(cut.chunk_rows))} a thread",
+            f"  a plain run would keep {size_text(self.unoptimised_row_bytes * rows)}; "
+            f"this plan works in {size_text(self.thread_bytes(cut.chunk_rows))} a thread",
         ]
         if memory is not None:
             lines.append(self._explain_memory(memory, cut))
@@ -259,7 +280,7 @@ class ActionPlan:
         ]
         lines += [f"  forces a replay in one piece: {n} ({why})" for n, why in self.whole.items()]
         if self.guards:
-            lines.append(f"  totals turned into Python values by: {', '.join(self.guards)}")
+            lines.append(f"  totals turned into Python values by: {_by_formula(self.guards)}")
         return "\n".join(lines)
 
     def _explain_memory(self, memory: int | str, cut: Blocks) -> str:
@@ -267,11 +288,13 @@ class ActionPlan:
         one = self.thread_bytes(cut.chunk_rows)
         smallest = self.thread_bytes(self.block_rows)
         verdict = (
-            "fits" if one < allowed else f"needs smaller chunks: one block takes {_size(smallest)}"
+            "fits"
+            if one < allowed
+            else f"needs smaller chunks: one block takes {size_text(smallest)}"
         )
         return (
-            f"  of {_size(allowed)} allowed in all, a thread with a full chunk takes {_size(one)} beside the "
-            f"interpreter and its libraries: {verdict}"
+            f"  of {size_text(allowed)} allowed in all, a thread with a full chunk takes "
+            f"{size_text(one)} beside the interpreter and its libraries: {verdict}"
         )
 
     def thread_bytes(self, chunk_rows: int) -> int:
@@ -300,7 +323,7 @@ class ActionPlan:
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON; nothing in it is code."""
-        state = asdict(self)
+        state = asdict(replace(self, calls=tuple(self.calls)))
         del state["_actions"]
         text = json.dumps({"hl_dask_plan": VERSION, **state}, indent=1)
         target = Path(path)
@@ -332,74 +355,23 @@ class ActionPlan:
                 remedy=remedy,
             )
         try:
+            check_state(state, [f.name for f in fields(CallInfo)])
             calls = tuple(CallInfo(**{**c, "reads": tuple(c["reads"])}) for c in state.pop("calls"))
             tuples = {k: tuple(v) for k, v in state.items() if isinstance(v, list)}
-            plan = cls(calls=calls, **{**state, **tuples})
-        except (TypeError, KeyError) as error:
+            return cls(calls=calls, **{**state, **tuples})
+        except (TypeError, KeyError, ValueError) as error:
             msg = f"the plan file is damaged: {error}"
             raise PlanError(msg, file=str(path), remedy=remedy) from error
-        return plan
 
     def with_blocks(self, block_rows: int) -> ActionPlan:
         """The same plan with another block size."""
         return replace(self, block_rows=block_rows, _actions=[])
 
 
-DEFAULT_BLOCK_ROWS = BLOCK_ROWS
-
-_UNITS = {
-    "": 1,
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
-
-
-def parse_bytes(value: float | str) -> int:
-    """A number of bytes from ``"1GB"``, ``"512 MiB"`` or a number.
-
-    Raises
-    ------
-    PlanError
-        When it is not a positive amount.
-    """
-    if isinstance(value, str):
-        text = value.strip().upper()
-        digits = text.rstrip("KMGTIB ")
-        unit = text[len(digits) :].strip()
-        try:
-            amount = float(digits) * _UNITS[unit]
-        except (ValueError, KeyError):
-            amount = -1.0
-    else:
-        try:
-            amount = float(value)
-        except (TypeError, ValueError, OverflowError):
-            amount = -1.0
-    if not 1 <= amount < float("inf"):
-        msg = f"{value!r} is not an amount of memory"
-        raise PlanError(
-            msg,
-            remedy='give bytes, or a text such as "1GB" or "512MiB"',
-        )
-    return int(amount)
-
-
-def _size(n_bytes: float) -> str:
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if n_bytes < 1000:
-            return f"{n_bytes:,.0f} {unit}" if unit == "bytes" else f"{n_bytes:,.1f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:,.1f} TB"
-
-
-size_text = _size
+def _by_formula(calls: Sequence[str]) -> str:
+    """Calls by formula, with their number where a formula has several."""
+    counts = Counter(call.split("(", 1)[0] for call in calls)
+    return ", ".join(name if n == 1 else f"{name} ({n} calls)" for name, n in counts.items())
 
 
 def _escape(text: str) -> str:

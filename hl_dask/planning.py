@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hl_dask.expr import PORTFOLIO, REDUCTIONS, SHARED, Graph
-from hl_dask.kernel import Program, compile_program, portfolio_ancestors, row_bytes
-from hl_dask.plan import ActionPlan, CallInfo
+from hl_dask.kernel import portfolio_ancestors
+from hl_dask.plan import ActionPlan, CallInfo, Calls
 from hl_dask.points import ModelPoints
+from hl_dask.program import Program, compile_program, row_bytes
 from hl_dask.record import Recording, no_collection
 
 
@@ -51,15 +52,12 @@ def build_plan(
     UnsupportedError
         When a per-point value needs a portfolio value.
     """
-    reported = {(o.formula, o.key) for o in recording.outputs}
-    texts = [call.text for call in recording.calls]
-    calls = tuple(_info(recording, number, reported, texts) for number in recording.finished)
     common: dict[str, Any] = {
         "model": model,
         "proj_len": recording.proj_len,
         "outputs": outputs,
         "block_rows": block_rows,
-        "calls": calls,
+        "calls": Calls(lambda: _infos(recording)),
         "opaque": {k: v for k, v in recording.declared_opaque.items() if k not in recording.opaque},
         "whole": recording.opaque,
         "fingerprint": fingerprint,
@@ -92,6 +90,13 @@ def build_plan(
         column_row_bytes=points.nbytes_per_row(program.columns) if points is not None else 0,
         **common,
     )
+
+
+def _infos(recording: Recording) -> Iterator[CallInfo]:
+    """All formula calls in the order of completion."""
+    reported = {(o.formula, o.key) for o in recording.outputs}
+    texts = [call.text for call in recording.calls]
+    return (_info(recording, number, reported, texts) for number in recording.finished)
 
 
 def _info(recording: Recording, number: int, reported: set[Any], texts: list[str]) -> CallInfo:

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from hl_dask.formula import Formula
-from hl_dask.plan import ActionPlan, size_text
+from hl_dask.memory import size_text
+from hl_dask.plan import ActionPlan
 from hl_dask.run import RunStats
 
 Report = tuple[Formula, tuple[Any, ...], Any]

@@ -1,10 +1,10 @@
 """Running: how much memory and how many threads, passes over the rows, and checking guesses.
 
-A pass computes reductions over all rows. Usually one is enough. Where a formula turned a total into a
-Python value (``if self.surplus(t) < 0``), the recording went on with the value of the sample; the pass
-also computes that total over all rows, and where the two differ the model is traced again with the real
-value. Values that a pass has computed stay known by their node, so a second trace costs a second pass only
-for what is new.
+A pass computes reductions over all rows. Usually one is enough. Where a formula turned a total into
+a Python value (``if self.surplus(t) < 0``), the recording went on with the value of the sample; the
+pass also computes that total over all rows, and where the two differ the model is traced again with
+the real value. Values that a pass has computed stay known by their node, so a second trace costs a
+second pass only for what is new.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import dask
-import dask.threaded
 import numpy as np
 import psutil
 
+from hl_dask._dask_compat import VERSION, cpu_features, progress_bar, run_here, run_threads
 from hl_dask.blocks import Blocks
 from hl_dask.errors import MemoryBudgetError, SchedulerError, UnsupportedError
-from hl_dask.kernel import Program, evaluate_global
+from hl_dask.kernel import evaluate_global
 from hl_dask.lower import ChunkRunner, lower
-from hl_dask.plan import MemoryEstimate, parse_bytes, size_text
+from hl_dask.memory import MemoryEstimate, parse_bytes, size_text
 from hl_dask.planning import program_of, reductions_of, roots_of
 from hl_dask.points import ModelPoints
+from hl_dask.program import Program
 from hl_dask.record import Recording
 from hl_dask.replay import same_number
 
@@ -53,8 +53,8 @@ class Settings:
     Attributes
     ----------
     memory : int or str or None
-        Total resident memory that the run may reach; by default what is resident now and half of what
-        machine or cgroup has free.
+        Total resident memory that the run may reach; by default what is resident now and half of
+        what machine or cgroup has free.
     scheduler : str or None
         ``threads`` (default) or ``synchronous``.
     workers : int or None
@@ -210,14 +210,18 @@ def _preferred(points: ModelPoints | None, block_rows: int) -> int:
 def _too_small(program: Program, smallest: MemoryEstimate, allowed: int) -> MemoryBudgetError:
     owners = [program.describe(program.graph.owners[n]) for n in program.live_at_peak]
     pinned = ", ".join(list(dict.fromkeys(owners))[:6])
+    message = (
+        f"the run is projected to reach {size_text(smallest.total_bytes)} with one thread and the "
+        f"smallest chunks, and {size_text(allowed)} are allowed; of it "
+        f"{size_text(smallest.base_bytes)} for the interpreter, libraries and data in memory, "
+        f"{size_text(smallest.read_bytes)} for reading, {size_text(smallest.work_bytes)} for "
+        f"values and {size_text(smallest.result_bytes)} for results; alive at the highest point: "
+        f"{pinned or 'no values'}"
+    )
     return MemoryBudgetError(
-        f"the run is projected to reach {size_text(smallest.total_bytes)} with one thread and the smallest "
-        f"chunks, and {size_text(allowed)} are allowed; of it {size_text(smallest.base_bytes)} for the "
-        f"interpreter, libraries and data in memory, {size_text(smallest.read_bytes)} for reading, "
-        f"{size_text(smallest.work_bytes)} for values and {size_text(smallest.result_bytes)} for results; "
-        f"alive at the highest point: {pinned or 'no values'}",
-        remedy=f"allow at least memory={smallest.total_bytes + 2**20:_} bytes, use a smaller block_rows, or read "
-        "the data from Parquet instead of holding them in memory",
+        message,
+        remedy=f"allow at least memory={smallest.total_bytes + 2**20:_} bytes, use a smaller "
+        "block_rows, or read the data from Parquet instead of holding them in memory",
     )
 
 
@@ -238,8 +242,8 @@ def check_scheduler(scheduler: Any) -> None:
         return
     if scheduler in ("processes", "multiprocessing"):
         msg = (
-            "scheduler='processes' moves every intermediate result through this process and copies the data "
-            "to each worker, which neither keeps memory bounded nor runs faster"
+            "scheduler='processes' moves every intermediate result through this process and copies "
+            "the data to each worker, which neither keeps memory bounded nor runs faster"
         )
         raise SchedulerError(
             msg,
@@ -256,17 +260,15 @@ def _progress(show: bool | None) -> Iterator[None]:
     if not show:
         yield
         return
-    from dask.diagnostics import ProgressBar  # noqa: PLC0415 - only when somebody watches
-
-    with ProgressBar(out=sys.stderr):
+    with progress_bar(sys.stderr):
         yield
 
 
 def floating_errors() -> dict[str, Any]:
     """NumPy's error state for the threads of a run.
 
-    What the user wants raised is raised there, too. Warnings are given in the recording only, because
-    ``np.errstate`` within a formula is not part of the graph.
+    What the user wants raised is raised there, too. Warnings are given in the recording only,
+    because ``np.errstate`` within a formula is not part of the graph.
     """
     return {k: v if v == "raise" else "ignore" for k, v in np.geterr().items()}
 
@@ -318,7 +320,7 @@ class Projection:
         return [n for n in reductions_of(self.recording) if n not in self.known]
 
     def prepare(self) -> tuple[dict[Any, Any], str] | None:
-        """The Dask graph of the next pass, within the memory allowed; None if nothing is missing."""
+        """The Dask graph of the next pass, within the memory allowed; None if nothing is left."""
         missing = self.missing()
         if not missing:
             return None
@@ -349,9 +351,9 @@ class Projection:
         started = time.perf_counter()
         with _progress(self.settings.progress):
             if self.settings.scheduler in SYNCHRONOUS:
-                values = dask.get(graph, key)
+                values = run_here(graph, key)
             else:
-                values = dask.threaded.get(graph, key, num_workers=self.stats.workers)
+                values = run_threads(graph, key, self.stats.workers)
         self.take_in(values)
         self.stats.replay_s += time.perf_counter() - started
         return True
@@ -383,7 +385,8 @@ class Projection:
         Raises
         ------
         UnsupportedError
-            When guesses keep turning out wrong: totals that decide, month by month, what comes next.
+            When guesses keep turning out wrong: totals that decide, month by month, what comes
+            next.
         """
         retraced = 0
         while True:
@@ -394,8 +397,9 @@ class Projection:
             if self.stats.passes >= MOST_PASSES or retraced > 4 * MOST_PASSES:
                 owner = self.recording.guards[-1][1]
                 msg = (
-                    f"totals turned into Python values decide what comes next in more than {MOST_PASSES} "
-                    "steps, each of which needs a pass over all rows; this is not supported yet"
+                    "totals turned into Python values decide what comes next in more than "
+                    f"{MOST_PASSES} steps, each of which needs a pass over all rows; this is not "
+                    "supported yet"
                 )
                 raise UnsupportedError(
                     msg,
@@ -408,11 +412,9 @@ class Projection:
 
 def environment() -> dict[str, str]:
     """Versions and processor features that the last bit of a result may depend on."""
-    features = getattr(np._core._multiarray_umath, "__cpu_features__", {})
-    active = ",".join(sorted(k for k, v in features.items() if v))
     return {
         "python": sys.version.split()[0],
         "numpy": np.__version__,
-        "cpu": active,
-        "dask": dask.__version__,
+        "cpu": cpu_features(),
+        "dask": VERSION,
     }

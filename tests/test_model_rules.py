@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -528,7 +529,9 @@ def test_rows_have_to_be_the_first_axis(action: str, form: str, columns: Columns
 
 
 @pytest.mark.parametrize("action", ["RunModel", "GenerateActions", "ExecuteActions"])
-@pytest.mark.parametrize("value", ["ragged", "type", "text", "none", "series"])
+@pytest.mark.parametrize(
+    "value", ["ragged", "type", "text", "none", "series", "tuple", "pair", "dict"]
+)
 def test_odd_values_are_reported_or_refused(action: str, value: str, columns: Columns) -> None:
     class Model(hl.Model):
         def f(self, t):
@@ -538,6 +541,9 @@ def test_odd_values_are_reported_or_refused(action: str, value: str, columns: Co
                 "text": "EUR",
                 "none": None,
                 "series": pd.Series([1.0, 2.0]),
+                "tuple": (self.data["premium"], 2.0),
+                "pair": [self.data["premium"], self.data["age"]],
+                "dict": {"premium": self.data["premium"]},
             }
             return odd[value]
 
@@ -552,6 +558,27 @@ def test_odd_values_are_reported_or_refused(action: str, value: str, columns: Co
         return
     if action != "GenerateActions":
         assert total(columns["premium"]).matches(model.df_agg["g"].loc[1])
+
+
+def test_an_opaque_formula_may_give_a_tuple(columns: Columns) -> None:
+    class Model(hl.Model):
+        @hl.agg(None)
+        def parts(self, t):
+            return np.asarray(self.data["premium"]) * 2, 3.0
+
+        def f(self, t):
+            doubled, factor = self.parts(t)
+            return doubled * factor
+
+    model = Model(data=columns)
+    model.RunModel(1)
+    expected = total(columns["premium"] * 6)
+    assert expected.matches(model.df_agg["f"].loc[1])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        result = model.ExecuteActions(block_rows=100)
+    assert any("parts" in str(warning.message) for warning in seen)
+    assert expected.matches(result.df_agg["f"].loc[1])
 
 
 def test_columns_of_different_lengths_are_refused(columns: Columns) -> None:

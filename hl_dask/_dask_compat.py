@@ -1,0 +1,45 @@
+"""The one place that touches what dask and NumPy do not export with types, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, TextIO
+
+import dask
+import numpy as np
+from dask.local import get_sync
+from dask.threaded import get as get_threaded
+
+VERSION: str = getattr(dask, "__version__", "unknown")
+
+
+def run_threads(graph: Mapping[Any, Any], key: Any, workers: int) -> Any:
+    """Value of a key of a graph, computed on threads of this process."""
+    return get_threaded(graph, key, num_workers=workers)
+
+
+def run_here(graph: Mapping[Any, Any], key: Any) -> Any:
+    """Value of a key of a graph, computed in this thread."""
+    return get_sync(graph, key)
+
+
+@contextlib.contextmanager
+def progress_bar(out: TextIO) -> Iterator[None]:
+    """Dask's progress bar while a graph is computed."""
+    from dask.diagnostics.progress import ProgressBar  # noqa: PLC0415 - only when somebody watches
+
+    with ProgressBar(out=out):  # type: ignore[no-untyped-call]
+        yield
+
+
+def visualize(collection: Any, filename: str, **options: Any) -> Any:
+    """Draw the graph of a collection; needs graphviz."""
+    return dask.visualize(collection, filename=filename, **options)  # type: ignore[attr-defined]
+
+
+def cpu_features() -> str:
+    """Processor features that NumPy has found and may dispatch on."""
+    core = getattr(np, "_core", None)
+    features = getattr(getattr(core, "_multiarray_umath", None), "__cpu_features__", {})
+    return ",".join(sorted(name for name, found in features.items() if found))

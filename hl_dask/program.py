@@ -1,0 +1,229 @@
+"""The program: what of an expression graph is done on each block, in which order, and where.
+
+Operations are put in an order in which values die early, and each value gets a register. Views of a
+value (basic indexing, other shapes) live in its register, constants live nowhere, and totals leave
+a partial in a flat vector, one vector for each way of combining and dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from hl_dask.aggregate import COMBINE, Aggregate
+from hl_dask.errors import UnsupportedError
+from hl_dask.expr import POINT, PORTFOLIO, REDUCTIONS, Graph, Meta
+from hl_dask.liveness import alive_at, allocate, last_use, peak_live, schedule
+
+STATIC = frozenset({"constant", "full"})
+"""Values that no block changes."""
+VIEWS = frozenset({"view", "reshape", "transpose"})
+SAFE_IN_PLACE = frozenset({"ufunc", "rowwise", "call", "index", "item", "opaque"})
+"""Operations whose result may overwrite an operand: they are elementwise, or make a result
+first."""
+ALIGN = 64
+STAGGER = 576
+"""Bytes between registers: registers of a power of two would fall on the same cache sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where the partial of a reduction lies: its vector, and the entries of it."""
+
+    key: str
+    start: int
+    shape: tuple[int, ...]
+
+    @property
+    def stop(self) -> int:
+        """The entry after the last."""
+        return self.start + math.prod(self.shape)
+
+
+@dataclass(slots=True)
+class Program:
+    """What has to be done on each block of rows.
+
+    Attributes
+    ----------
+    order : list of int
+        Nodes that need evaluation, views included, in the order of evaluation.
+    register, kinds
+        Register of each node that has one; kind (dtype, shape, axis) of each register.
+    slots : dict of int to Slot
+        Place of the partial of each reduction.
+    vectors : dict of str to (dtype, length)
+        Vectors of partials, one for each way of combining and dtype.
+    columns : list of str
+        Columns of the model points that are read.
+    live_row_bytes : int
+        Bytes for each row of a block of all values alive at once, at most.
+    live_at_peak : list of int
+        The nodes that are alive there.
+    """
+
+    graph: Graph
+    order: list[int]
+    register: dict[int, int]
+    kinds: list[Any]
+    slots: dict[int, Slot]
+    vectors: dict[str, tuple[str, int]]
+    aggregates: dict[str, Aggregate]
+    columns: list[str]
+    describe: Callable[[Any], str]
+    live_row_bytes: int = 0
+    live_at_peak: list[int] = field(default_factory=list)
+
+    def arena_bytes(self, rows: int) -> int:
+        """Bytes of all registers for blocks of that many rows."""
+        return sum(register_bytes(kind, rows) for kind in self.kinds)
+
+    def temporary_bytes(self, rows: int) -> int:
+        """Bytes that NumPy may allocate beside the registers while one operation runs."""
+        widest = max((row_bytes(kind) for kind in self.kinds), default=8)
+        # A look-up makes an index and a mask, np.where and gathers a result that is copied.
+        return 4 * max(widest, 8) * rows
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes of the partials of one block (or of any set of blocks)."""
+        return sum(np.dtype(d).itemsize * n for d, n in self.vectors.values())
+
+    @property
+    def combine(self) -> dict[str, Callable[[Any, Any], Any]]:
+        """How partials are combined, for the tree."""
+        found = {key: COMBINE[key.split("|")[0]] for key in self.vectors}
+        return found | {key: a.combine for key, a in self.aggregates.items()}
+
+
+@cache
+def row_bytes(kind: Meta) -> int:
+    """Bytes of one row of a register."""
+    dtype, shape, _ = kind
+    return np.dtype(dtype).itemsize * math.prod(shape)
+
+
+def register_bytes(kind: Meta, rows: int) -> int:
+    """Bytes that a register takes in the arena."""
+    return -(-row_bytes(kind) * rows // ALIGN) * ALIGN + STAGGER
+
+
+def compile_program(
+    graph: Graph, reductions: Iterable[int], describe: Callable[[Any], str]
+) -> Program:
+    """Choose an order and registers for everything that some reductions need.
+
+    Parameters
+    ----------
+    reductions : iterable of int
+        Nodes that reduce over the rows.
+    describe : callable
+        Text of a formula call, for error messages.
+
+    Raises
+    ------
+    UnsupportedError
+        When a per-point value needs a portfolio value.
+    """
+    wanted = sorted(set(reductions))
+    targets = set(wanted)
+    needed = [n for n in graph.ancestors(wanted) if graph.kinds[n] == POINT or n in targets]
+    check_single_phase(graph, needed, describe)
+    moving = [n for n in needed if graph.ops[n].name not in STATIC]
+    real = [n for n in moving if graph.ops[n].name not in VIEWS]
+    root = _roots(graph, moving)
+
+    static = {n for n in root.values() if graph.ops[n].name in STATIC}
+    table = {
+        n: [root[a] for a in graph.args[n] if a in root and root[a] not in static] for n in real
+    }
+    reads = table.__getitem__
+    sizes = {n: 0 if graph.ops[n].name in REDUCTIONS else row_bytes(graph.metas[n]) for n in real}
+    size = sizes.__getitem__
+    order = schedule(real, table, size)
+    last = last_use(order, reads)
+    register, kinds = allocate(
+        order,
+        reads,
+        lambda n: None if graph.ops[n].name in REDUCTIONS else graph.metas[n],
+        lambda n: graph.ops[n].name in SAFE_IN_PLACE,
+        last,
+    )
+    peak, where = peak_live(order, reads, size, last)
+    slots, vectors, aggregates = _slots(graph, wanted)
+    return Program(
+        graph,
+        order,
+        register,
+        kinds,
+        slots,
+        vectors,
+        aggregates,
+        columns=sorted({str(graph.ops[n].static) for n in moving if graph.ops[n].name == "column"}),
+        describe=describe,
+        live_row_bytes=peak,
+        live_at_peak=alive_at(order, last, where),
+    )
+
+
+def check_single_phase(graph: Graph, nodes: Iterable[int], describe: Callable[[Any], str]) -> None:
+    """Refuse per-point values that need a total: they belong to a later phase."""
+    for node in nodes:
+        if graph.kinds[node] != POINT:
+            continue
+        for arg in graph.args[node]:
+            if graph.kinds[arg] == PORTFOLIO:
+                user, source = describe(graph.owners[node]), describe(graph.owners[arg])
+                msg = (
+                    f"{user} uses the total of {source}, a value over the whole portfolio, for a "
+                    "value by policy; this is not supported yet"
+                )
+                raise UnsupportedError(
+                    msg,
+                    formula=user,
+                    remedy=f"report totals with formulas of their own, run {source} first and "
+                    "pass its value in as an assumption, or use RunModel on data in memory",
+                )
+
+
+def _roots(graph: Graph, nodes: Iterable[int]) -> dict[int, int]:
+    """The node whose register a node's value lies in: itself, or what it is a view of."""
+    root: dict[int, int] = {}
+    for node in nodes:
+        base = graph.args[node][0] if graph.ops[node].name in VIEWS else node
+        root[node] = root.get(base, base)
+    return root
+
+
+def _slots(
+    graph: Graph, reductions: Sequence[int]
+) -> tuple[dict[int, Slot], dict[str, Any], dict[str, Aggregate]]:
+    slots: dict[int, Slot] = {}
+    lengths: dict[str, int] = {}
+    aggregates: dict[str, Aggregate] = {}
+    for node in reductions:
+        op, meta = graph.ops[node], graph.metas[node]
+        if op.name == "aggregate":
+            key = f"aggregate|{len(aggregates)}"
+            aggregates[key] = graph.values[node]
+            slots[node] = Slot(key, 0, ())
+            continue
+        kind = op.static[0]  # type: ignore[index]
+        key = f"{kind}|{meta.dtype}"
+        shape = meta.shape
+        start = lengths.get(key, 0)
+        if kind.endswith("moments"):
+            # One vector holds counts, means and squares of all its reductions, three rows.
+            shape = shape[1:]
+        slots[node] = Slot(key, start, shape)
+        lengths[key] = slots[node].stop
+    vectors = {}
+    for key, length in lengths.items():
+        dtype = key.split("|", 1)[1]
+        vectors[key] = (dtype, 3 * length if "moments" in key else length)
+    return slots, vectors, aggregates
