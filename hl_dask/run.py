@@ -37,7 +37,6 @@ from hl_dask.replay import same_number
 
 CHUNK_BLOCKS = 4
 """Blocks of a chunk by default: some 65,000 rows, a few tenths of a second."""
-MOST_CHUNK_BLOCKS = 64
 MOST_PASSES = 24
 """Passes over the rows for the sake of Python values, before the run gives up."""
 STEP_BYTES = 900
@@ -179,32 +178,20 @@ def fit(
         if settings.memory is None
         else parse_bytes(settings.memory)
     )
-    workers = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
-    preferred = settings.chunk_blocks or _preferred(points, block_rows)
-    smallest: MemoryEstimate | None = None
-    while True:
-        chunk_blocks = preferred
-        while True:
+    most = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
+    chunks = [settings.chunk_blocks] if settings.chunk_blocks else _halves(CHUNK_BLOCKS)
+    for workers in _halves(most):
+        for chunk_blocks in chunks:
             blocks = Blocks(rows, block_rows, chunk_blocks)
-            smallest = estimate(program, points, blocks, workers)
-            if smallest.total_bytes <= allowed:
-                return blocks, workers, smallest, allowed
-            if chunk_blocks == 1 or settings.chunk_blocks:
-                break
-            chunk_blocks = max(1, chunk_blocks // 2)
-        if workers == 1:
-            break
-        workers = max(1, workers // 2)
-    raise _too_small(program, smallest, allowed)
+            projected = estimate(program, points, blocks, workers)
+            if projected.total_bytes <= allowed:
+                return blocks, workers, projected, allowed
+    raise _too_small(program, projected, allowed)
 
 
-def _preferred(points: ModelPoints | None, block_rows: int) -> int:
-    """Blocks of a chunk where memory is no matter: about a row group, lest groups be read again."""
-    group = getattr(points, "group_rows", 0) or 0
-    wanted = CHUNK_BLOCKS
-    while wanted * block_rows < group and wanted < MOST_CHUNK_BLOCKS:
-        wanted *= 2
-    return wanted
+def _halves(number: int) -> list[int]:
+    """A number, half of it, and so on down to 1."""
+    return [number >> k for k in range(number.bit_length())]
 
 
 def _too_small(program: Program, smallest: MemoryEstimate, allowed: int) -> MemoryBudgetError:
@@ -349,11 +336,15 @@ class Projection:
             return False
         graph, key = prepared
         started = time.perf_counter()
-        with _progress(self.settings.progress):
-            if self.settings.scheduler in SYNCHRONOUS:
-                values = run_here(graph, key)
-            else:
-                values = run_threads(graph, key, self.stats.workers)
+        try:
+            with _progress(self.settings.progress):
+                if self.settings.scheduler in SYNCHRONOUS:
+                    values = run_here(graph, key)
+                else:
+                    values = run_threads(graph, key, self.stats.workers)
+        finally:
+            if self.points is not None:
+                self.points.release()
         self.take_in(values)
         self.stats.replay_s += time.perf_counter() - started
         return True

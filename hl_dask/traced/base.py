@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from hl_dask.traced.tracer import Tracer
 
@@ -33,6 +33,27 @@ class Traced:
         return Traced.array_type(tracer, node, value, fresh)
 
 
-def is_traced(value: Any) -> bool:
+def is_traced(value: Any) -> TypeGuard[Any]:
     """Whether a value is a traced array (which claims to be the class of its sample value)."""
     return isinstance(value, Traced)
+
+
+def sample_value(value: Any) -> Any:
+    """The concrete value of a traced array; any other value as it is."""
+    return value.value if isinstance(value, Traced) else value
+
+
+def traced_operands(value: Any) -> list[Any]:
+    """All traced arrays within (nested) arguments."""
+    if is_traced(value):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [x for v in value for x in traced_operands(v)]
+    if isinstance(value, dict):
+        return [x for v in value.values() for x in traced_operands(v)]
+    return []
+
+
+def has_rows(value: Any) -> bool:
+    """Whether there is a traced array with one entry per row within (nested) arguments."""
+    return any(operand.axis >= 0 for operand in traced_operands(value))
