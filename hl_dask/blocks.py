@@ -15,8 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-BLOCK_ROWS = 16_384
-"""Default rows of a block: at 128 KB an array, a dozen of them stay in a second-level cache."""
+BLOCK_ROWS = 65_536
+"""Default rows of a block.
+
+Smaller blocks stay nearer to a processor, but NumPy hands the interpreter's lock over at every
+operation, and threads that do so every few microseconds get in each other's way.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class Blocks:
 
     rows: int
     block_rows: int = BLOCK_ROWS
-    chunk_blocks: int = 16
+    chunk_blocks: int = 1
 
     def __post_init__(self) -> None:
         for name in ("rows", "block_rows", "chunk_blocks"):

@@ -262,8 +262,9 @@ class ActionPlan:
             f"({', '.join(f'{n:,} {k}' for k, n in kinds.items())}), {self.output_count:,} outputs",
             f"  {self.nodes:,} array operations, {self.row_nodes:,} of them on every block of "
             f"{self.block_rows:,} rows; phases: {self.phases}",
-            f"  values alive at once: at most {self.peak_calls} formula values; "
-            f"{self.live_row_bytes:,} bytes a row, in {self.register_row_bytes:,} of registers",
+            f"  values alive at once: {self.live_row_bytes:,} bytes a row, in "
+            f"{self.register_row_bytes:,} of registers (formula by formula it would be at most "
+            f"{self.peak_calls} formula values)",
             f"  highest memory at: {', '.join(self.peak_live[:8]) or 'no per-policy value'}"
             + (" ..." if len(self.peak_live) > 8 else ""),
             f"  columns read ({self.column_row_bytes} bytes a row): "

@@ -35,7 +35,7 @@ from hl_dask.program import Program
 from hl_dask.record import Recording
 from hl_dask.replay import same_number
 
-CHUNK_BLOCKS = 4
+CHUNK_BLOCKS = 1
 """Blocks of a chunk by default: some 65,000 rows, a few tenths of a second."""
 MOST_PASSES = 24
 """Passes over the rows for the sake of Python values, before the run gives up."""
@@ -81,8 +81,8 @@ class RunStats:
         Seconds in all, for recording, for planning, and for the passes over the rows.
     passes : int
         Passes over the rows.
-    projected_bytes, allowed_bytes : int
-        Projected peak of resident memory, and what was allowed.
+    projected_bytes, measured_bytes, allowed_bytes : int
+        Projected and measured peak of resident memory of the process, and what was allowed.
     """
 
     rows: int = 0
@@ -91,6 +91,7 @@ class RunStats:
     record_s: float = 0.0
     plan_s: float = 0.0
     replay_s: float = 0.0
+    measured_bytes: int = 0
     passes: int = 0
     workers: int = 1
     chunk_rows: int = 0
@@ -111,7 +112,14 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """Highest resident memory of this process so far."""
+    """Highest resident memory of this process so far.
+
+    On Linux of this program alone: ``ru_maxrss`` there starts from what the parent process had.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
@@ -186,7 +194,7 @@ def fit(
             projected = estimate(program, points, blocks, workers)
             if projected.total_bytes <= allowed:
                 return blocks, workers, projected, allowed
-    raise _too_small(program, projected, allowed)
+    raise _too_small(program, projected, allowed, in_memory=points is None or points.in_memory)
 
 
 def _halves(number: int) -> list[int]:
@@ -194,7 +202,9 @@ def _halves(number: int) -> list[int]:
     return [number >> k for k in range(number.bit_length())]
 
 
-def _too_small(program: Program, smallest: MemoryEstimate, allowed: int) -> MemoryBudgetError:
+def _too_small(
+    program: Program, smallest: MemoryEstimate, allowed: int, *, in_memory: bool
+) -> MemoryBudgetError:
     owners = [program.describe(program.graph.owners[n]) for n in program.live_at_peak]
     pinned = ", ".join(list(dict.fromkeys(owners))[:6])
     message = (
@@ -207,8 +217,8 @@ def _too_small(program: Program, smallest: MemoryEstimate, allowed: int) -> Memo
     )
     return MemoryBudgetError(
         message,
-        remedy=f"allow at least memory={smallest.total_bytes + 2**20:_} bytes, use a smaller "
-        "block_rows, or read the data from Parquet instead of holding them in memory",
+        remedy=f"allow at least memory={smallest.total_bytes + 2**20:_} bytes, or use a smaller "
+        f"block_rows{', or read the data from Parquet' if in_memory else ''}",
     )
 
 
@@ -346,6 +356,7 @@ class Projection:
             if self.points is not None:
                 self.points.release()
         self.take_in(values)
+        self.stats.measured_bytes = peak_bytes()
         self.stats.replay_s += time.perf_counter() - started
         return True
 

@@ -184,13 +184,6 @@ def test_templates_are_hashable_and_tell_containers_apart() -> None:
     assert len({Op("view", t) for t in templates}) == len(templates)
 
 
-def test_equal_metas_are_kept_once() -> None:
-    graph = Graph()
-    for k in range(3):
-        graph.add(Op("constant", k), (), SHARED, Meta("<f8", (2,), -1), -1)
-    assert graph.metas[0] is graph.metas[1] is graph.metas[2]
-
-
 def test_the_kind_of_a_reduction_is_portfolio_whatever_it_reduces() -> None:
     for name in REDUCTIONS:
         for kinds in ([], [SHARED], [POINT], [PORTFOLIO], [POINT, SHARED]):
