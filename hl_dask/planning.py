@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -95,8 +96,27 @@ def build_plan(
 def _infos(recording: Recording) -> Iterator[CallInfo]:
     """All formula calls in the order of completion."""
     reported = {(o.formula, o.key) for o in recording.outputs}
-    texts = [call.text for call in recording.calls]
+    texts = unique_texts(recording)
     return (_info(recording, number, reported, texts) for number in recording.finished)
+
+
+def unique_texts(recording: Recording) -> list[str]:
+    """The text of each call; in full and with the class where shorter texts are the same.
+
+    Long arguments are cut in messages, and a formula and the one that it overrides have one name.
+    """
+    texts = [call.text for call in recording.calls]
+    shared = {text for text, count in Counter(texts).items() if count > 1}
+    for number, call in enumerate(recording.calls):
+        if texts[number] in shared:
+            arguments = ", ".join(map(repr, call.key))
+            texts[number] = f"{call.formula.owner}.{call.formula.name}({arguments})"
+    seen: Counter[str] = Counter()
+    for number, text in enumerate(texts):
+        seen[text] += 1
+        if seen[text] > 1:
+            texts[number] = f"{text} #{seen[text]}"
+    return texts
 
 
 def _info(recording: Recording, number: int, reported: set[Any], texts: list[str]) -> CallInfo:

@@ -81,9 +81,9 @@ def test_counts_are_whole_numbers_of_at_least_one(name: str, value: object) -> N
 
 
 def test_defaults_and_immutability() -> None:
-    cut = Blocks(3 * BLOCK_ROWS + 1)
+    cut = Blocks(3 * BLOCK_ROWS + 1, chunk_blocks=4)
     assert (cut.block_rows, cut.n_blocks, cut.n_chunks) == (BLOCK_ROWS, 4, 1)
-    assert cut == Blocks(3 * BLOCK_ROWS + 1)
-    assert len({cut, Blocks(3 * BLOCK_ROWS + 1)}) == 1
+    assert cut == Blocks(3 * BLOCK_ROWS + 1, BLOCK_ROWS, 4)
+    assert len({cut, Blocks(3 * BLOCK_ROWS + 1, chunk_blocks=4)}) == 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         cut.rows = 4
