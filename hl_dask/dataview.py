@@ -11,8 +11,8 @@ from hl_dask.errors import ReadOnlyError
 class DataView:
     """Columns over the rows at hand, the same face in a plain run, a recording and a replay.
 
-    ``data["age"]`` and ``data.age`` are one array with an entry for each row: int64, float64, bool or
-    dates, or a pandas Categorical of texts. ``len(data)`` is the number of rows.
+    ``data["age"]`` and ``data.age`` are one array with an entry for each row: int64, float64, bool
+    or dates, or a pandas Categorical of texts. ``len(data)`` is the number of rows.
 
     Parameters
     ----------

@@ -26,7 +26,6 @@ class Record:
     """
 
     __slots__ = ("_fields",)
-    __hl_record__ = True
 
     def __init__(self, fields: dict[str, Any]) -> None:
         object.__setattr__(self, "_fields", fields)
@@ -65,7 +64,7 @@ def is_row_array(value: Any) -> bool:
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The named values of a declared object: of a mapping, a DataFrame, or an object's attributes."""
+    """The named values of a declared object: a mapping, a DataFrame, or any with attributes."""
     if isinstance(value, Mapping):
         return {str(k): v for k, v in value.items()}
     if hasattr(value, "columns") and hasattr(value, "__getitem__"):
@@ -86,10 +85,12 @@ def declared_columns(attributes: Mapping[str, Any]) -> dict[str, Any]:
             continue
         arrays = {f"{name}.{k}": v for k, v in fields_of(value).items() if is_row_array(v)}
         if not arrays:
-            msg = f"model_points declares {name!r}, which holds no array: it is a {type(value).__name__}"
+            kind = type(value).__name__
+            msg = f"model_points declares {name!r}, which holds no array: it is a {kind}"
             raise ModelError(
                 msg,
-                remedy=f"assign an array or an object of arrays to {name}, or take it out of model_points",
+                remedy=f"assign an array or an object of arrays to {name}, or take it out of "
+                "model_points",
             )
         columns |= arrays
     return columns
@@ -120,8 +121,8 @@ class JoinedPoints(ModelPoints):
     def __init__(self, data: ModelPoints, declared: ModelPoints) -> None:
         if data.rows != declared.rows:
             msg = (
-                f"the declared attributes {', '.join(declared.columns)} have {declared.rows:,} entries and "
-                f"the data {data.rows:,} rows"
+                f"the declared attributes {', '.join(declared.columns)} have {declared.rows:,} "
+                f"entries and the data {data.rows:,} rows"
             )
             raise DataError(
                 msg,
@@ -169,9 +170,63 @@ class JoinedPoints(ModelPoints):
         return self._data.read_bytes(own, chunk_rows) + self._declared.read_bytes(extra, chunk_rows)
 
 
+def all_columns(points: ModelPoints) -> tuple[str, ...]:
+    """Names of the columns, those of declared attributes included."""
+    extra = points._declared.columns if isinstance(points, JoinedPoints) else ()
+    return (*points.columns, *extra)
+
+
 def join_points(data: ModelPoints | None, attributes: Mapping[str, Any]) -> ModelPoints | None:
     """The model points that a model works on: its data with its declared attributes."""
     if not attributes:
         return data
     declared = ModelPoints(declared_columns(attributes))
     return JoinedPoints(data, declared) if data is not None else declared
+
+
+def check_undeclared(
+    model: str,
+    attributes: Mapping[str, Any],
+    declared: tuple[str, ...],
+    shared: tuple[str, ...],
+    rows: int,
+) -> None:
+    """Refuse an array attribute as long as the data that nobody has declared.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model class.
+    attributes : mapping of str to object
+        Attributes of the model.
+    declared, shared : tuple of str
+        What the class declares as ``model_points`` and as ``assumptions``.
+    rows : int
+        Rows of the data.
+
+    Raises
+    ------
+    ModelError
+        With the line to add to the class.
+    """
+    for name, value in attributes.items():
+        if name in declared or name in shared or not is_row_array(value) or rows == 1:
+            continue
+        if value.shape[0] == rows:
+            mine = _line("model_points", declared, name)
+            other = _line("assumptions", shared, name)
+            msg = (
+                f"the attribute {name!r} is an array with {rows:,} entries, as many as there are "
+                "policies, and hl_dask does not know whether they belong to the policies"
+            )
+            raise ModelError(
+                msg,
+                remedy=f"if they do, add to class {model}: {mine}; if it is shared by all "
+                f"policies: {other}",
+            )
+
+
+def _line(variable: str, names: tuple[str, ...], name: str) -> str:
+    """The class attribute that declares one more name, as it is written in source."""
+    entries = ", ".join(f'"{n}"' for n in (*names, name))
+    return f"{variable} = ({entries}{',' if not names else ''})"

@@ -1,8 +1,8 @@
 """Digests of what a recording rests on: the source of formulas, and the assumptions.
 
-A recording may be used again only when nothing has changed that its graph has taken in. What cannot be
-digested with certainty (an object with hidden state, a module of the user's) makes the digest None, and
-the model is recorded again.
+A recording may be used again only when nothing has changed that its graph has taken in. What cannot
+be digested with certainty (an object with hidden state, a module of the user's) makes the digest
+None, and the model is recorded again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import itertools
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from typing import Any
@@ -26,16 +26,19 @@ INSTALLED: dict[str, bool] = {}
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
 
 
-PURE = frozenset(
-    ["abc", "builtins", "collections", "dataclasses", "enum", "functools", "hl_dask", "itertools"]
-    + ["math", "numbers", "numpy", "operator", "types", "typing"]
-)
+# fmt: off
+PURE = frozenset((
+    "abc", "builtins", "collections", "dataclasses", "enum", "functools", "hl_dask", "itertools",
+    "math", "numbers", "numpy", "operator", "types", "typing",
+))
 """Packages whose functions give the same for the same arguments, with the exceptions below."""
-IMPURE = frozenset(
-    ["open", "input", "eval", "exec", "compile", "globals", "__import__", "breakpoint", "random"]
-    + ["load", "loadtxt", "genfromtxt", "fromfile", "memmap", "open_memmap", "DataSource"]
-)
-"""Names that a formula may not mention if its recording is to be used again: they read the world."""
+IMPURE = frozenset((
+    "open", "input", "eval", "exec", "compile", "globals", "__import__", "breakpoint", "random",
+    "load", "loadtxt", "genfromtxt", "fromfile", "memmap", "open_memmap", "DataSource",
+))
+"""Names that a formula may not mention if its recording is to be used again: they read the
+world."""
+# fmt: on
 
 
 class UndigestibleError(Exception):
@@ -143,46 +146,53 @@ class _Walker:
 
     def _content(self, value: Any) -> None:
         if type(value).__module__.startswith("hl_dask.traced"):
+            # First of all, because a traced array claims to be an array.
             self.sha.update(b"a value of a recording;")
-        elif isinstance(value, np.ndarray):
-            self._array(value)
-        elif isinstance(value, (list, tuple)):
-            self._plain(value)
-            for item in value:
-                self.add(item)
-        elif isinstance(value, dict):
-            self._plain(value)
-            for key, item in value.items():
-                self.add(key)
-                self.add(item)
-        elif isinstance(value, (set, frozenset)):
-            self._plain(value)
-            for item in sorted(value, key=repr):
-                self.add(item)
-        elif isinstance(value, Formula):
-            self.add((value.name, value.per_point))
-            self._function(value.function)
-            self.add("default" if value.agg is DEFAULT else value.agg)
-        elif isinstance(value, types.FunctionType):
-            self._function(value)
-        elif isinstance(value, types.MethodType):
-            self._function(value.__func__)
-            self.add(value.__self__)
-        elif isinstance(value, (types.ModuleType, type, types.BuiltinFunctionType, np.ufunc)):
-            self._named(value)
-        elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
+            return
+        for kinds, add in _BY_TYPE:
+            if isinstance(value, kinds):
+                add(self, value)
+                return
+        if hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
             self.add(tuple(value.cache_info()))
             self.add(value.__wrapped__)
-        elif isinstance(value, itertools.count):
-            self.sha.update(repr(value).encode())
-        elif isinstance(value, (Aggregate, Sum)):
-            self.add(dict(vars(value)))
         elif hasattr(type(value), "digest"):
             self.sha.update(value.digest().encode())
         elif type(value).__module__.split(".")[0] == "pandas":
             self._pandas(value)
         else:
             self._object(value)
+
+    def _sequence(self, value: Any) -> None:
+        self._plain(value)
+        for item in value:
+            self.add(item)
+
+    def _dict(self, value: Any) -> None:
+        self._plain(value)
+        for key, item in value.items():
+            self.add(key)
+            self.add(item)
+
+    def _set(self, value: Any) -> None:
+        self._plain(value)
+        for item in sorted(value, key=repr):
+            self.add(item)
+
+    def _formula(self, value: Formula) -> None:
+        self.add((value.name, value.per_point))
+        self._function(value.function)
+        self.add("default" if value.agg is DEFAULT else value.agg)
+
+    def _method(self, value: types.MethodType) -> None:
+        self._function(value.__func__)
+        self.add(value.__self__)
+
+    def _counter(self, value: Any) -> None:
+        self.sha.update(repr(value).encode())
+
+    def _vars(self, value: Any) -> None:
+        self.add(dict(vars(value)))
 
     def _plain(self, value: Any) -> None:
         """Containers of the user's own classes may hold more than their items."""
@@ -201,7 +211,7 @@ class _Walker:
         else:
             self.sha.update(np.ascontiguousarray(value).data.cast("B") if value.size else b"")
 
-    def _function(self, function: types.FunctionType) -> None:
+    def _function(self, function: Any) -> None:
         code = getattr(function, "__code__", None)
         if code is None or _installed(function.__module__):
             self._named(function)
@@ -264,6 +274,21 @@ class _Walker:
             raise UndigestibleError(type(value).__qualname__)
         self._named(type(value))
         self.add(dict(state))
+
+
+_BY_TYPE: tuple[tuple[Any, Callable[[_Walker, Any], None]], ...] = (
+    (np.ndarray, _Walker._array),
+    ((list, tuple), _Walker._sequence),
+    (dict, _Walker._dict),
+    ((set, frozenset), _Walker._set),
+    (Formula, _Walker._formula),
+    (types.FunctionType, _Walker._function),
+    (types.MethodType, _Walker._method),
+    ((types.ModuleType, type, types.BuiltinFunctionType, np.ufunc), _Walker._named),
+    (itertools.count, _Walker._counter),
+    ((Aggregate, Sum), _Walker._vars),
+)
+"""How objects are digested; the first type that fits decides."""
 
 
 def mentions(formula: Formula, name: str) -> bool:

@@ -2,60 +2,132 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import importlib.util
+import uuid
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-import dask.threaded
 from dask.base import DaskMethodsMixin
+from dask.local import get_sync
+from dask.task_spec import Task
+from dask.threaded import get as get_threaded
+
+from hl_dask import _dask_compat
+from hl_dask.errors import UnsupportedError
+from hl_dask.run import SYNCHRONOUS, Projection, Settings, processors
 
 
-class LazyResult(DaskMethodsMixin):  # type: ignore[misc]
+class LazyResult(DaskMethodsMixin):
     """What ``ExecuteActions(compute=False)`` gives: ``compute()`` gives the Result.
 
-    Works with :func:`dask.compute`, :func:`dask.visualize` and the callbacks of ``dask.diagnostics``.
-    The graph is one pass over the rows; a model that turns totals into Python values may need another one,
-    which follows when the first has been computed.
+    Works with :func:`dask.compute`, :func:`dask.visualize` and the callbacks of
+    ``dask.diagnostics``. The graph is one pass over the rows; a model that turns totals into Python
+    values may need another one, which follows when the first has been computed. A model that is
+    replayed in one piece is a graph of one task.
 
     Parameters
     ----------
-    run : object
-        Has ``projection`` and ``execute()``; see the model.
+    title : str
+        What is run, for people.
+    projection : Projection or None
+        The passes over the rows, not started; None when the model is replayed in one piece.
+    settings : Settings
+        Memory, scheduler, threads.
+    execute : callable
+        ``execute(projection)`` goes on with what has been computed and gives the Result.
+
+    Raises
+    ------
+    MemoryBudgetError
+        When the projected peak of the pass is above what is allowed.
+
+    Notes
+    -----
+    The memory allowed holds for as many threads as were chosen for it, which is what ``compute()``
+    takes by default; ``num_workers=`` and ``scheduler=`` of a later ``compute`` override it.
     """
 
     __dask_optimize__ = None
-    __dask_scheduler__ = staticmethod(dask.threaded.get)
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
-        projection = run.projection
-        self._prepared = projection.prepare() if projection is not None else None
+    def __init__(
+        self,
+        title: str,
+        projection: Projection | None,
+        settings: Settings,
+        execute: Callable[[Projection | None], Any],
+    ) -> None:
+        self._title = title
+        self._projection = projection
+        self._execute = execute
+        prepared = projection.prepare() if projection is not None else None
+        # Without a pass there is still something to compute.
+        self._direct = prepared is None
+        if prepared is None:
+            key = f"run-{uuid.uuid4().hex[:12]}"
+            prepared = {key: Task(key, execute, projection)}, key
+        self._graph: Mapping[Any, Any] = prepared[0]
+        self._key = prepared[1]
+        self.__dask_scheduler__ = self._scheduler(settings)
 
-    def __dask_graph__(self) -> Any:
-        return None if self._prepared is None else self._prepared[0]
+    def _scheduler(self, settings: Settings) -> Callable[..., Any]:
+        if settings.scheduler in SYNCHRONOUS:
+            return get_sync
+        workers = self._projection.stats.workers if self._projection is not None else 1
+        if self._direct or workers == processors():
+            # The plain function, because Dask computes collections together only if theirs is one.
+            return get_threaded
+        return partial(get_threaded, num_workers=workers)
+
+    def __dask_graph__(self) -> Mapping[Any, Any]:
+        return self._graph
 
     def __dask_keys__(self) -> list[Any]:
-        return [] if self._prepared is None else [self._prepared[1]]
+        return [self._key]
 
     def __dask_layers__(self) -> tuple[str, ...]:
-        return tuple(str(key) for key in self.__dask_keys__())
+        return (self._key,)
 
-    def __dask_tokenize__(self) -> Any:
-        return ("hl_dask.LazyResult", *map(str, self.__dask_keys__()))
+    def __dask_tokenize__(self) -> tuple[str, str]:
+        return ("hl_dask.LazyResult", self._key)
 
     def __dask_postcompute__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return self._finish, ()
 
+    def __dask_postpersist__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self._rebuild, ()
+
     def _finish(self, values: Any) -> Any:
         (found,) = values
-        self._run.projection.take_in(found)
-        return self._run.execute()
+        if self._direct or self._projection is None:
+            return found
+        self._projection.take_in(found)
+        return self._execute(self._projection)
 
-    def compute(self, **kwargs: Any) -> Any:
-        """Run; gives the Result."""
-        if self._prepared is None:
-            return self._run.execute()
-        return super().compute(**kwargs)
+    def _rebuild(
+        self, graph: Mapping[Any, Any], *, rename: Mapping[str, str] | None = None
+    ) -> LazyResult:
+        other = copy.copy(self)
+        other._graph = graph
+        other._key = (rename or {}).get(self._key, self._key)
+        return other
+
+    def visualize(self, filename: Any = "hl_dask.svg", **options: Any) -> Any:  # type: ignore[override]
+        """Draw the graph; see :func:`dask.visualize`.
+
+        Raises
+        ------
+        UnsupportedError
+            When graphviz is not installed.
+        """
+        if importlib.util.find_spec("graphviz") is None:
+            msg = "drawing a graph needs the Python package graphviz, which is not installed"
+            raise UnsupportedError(
+                msg,
+                remedy="install it (pip install 'hl-dask[plot]') and the program dot of Graphviz",
+            )
+        return _dask_compat.visualize(self, filename=str(filename), **options)
 
     def __repr__(self) -> str:
-        tasks = 0 if self._prepared is None else len(self._prepared[0])
-        return f"<LazyResult: {tasks} tasks, not computed>"
+        return f"<LazyResult of {self._title}: {len(self._graph):,} tasks, not computed>"

@@ -1,10 +1,10 @@
 """Recording: a model is traced on two disjoint samples, and the graphs must be one.
 
-The first trace writes the expression graph. The second one, on other rows and another number of them,
-must find every operation and every constant already there, and must give every formula call the same
-nodes. What depends on the rows in any way that the graph does not show (their values in a Python
-number, a random draw, state kept between calls) makes a difference, and a difference is an error that
-names the formula.
+The first trace writes the expression graph. The second one, on other rows and another number of
+them, must find every operation and every constant already there, and must give every formula call
+the same nodes. What depends on the rows in any way that the graph does not show (their values in a
+Python number, a random draw, state kept between calls) makes a difference, and a difference is an
+error that names the formula.
 """
 
 from __future__ import annotations
@@ -18,51 +18,23 @@ from typing import Any
 
 import numpy as np
 
-from hl_dask.aggregate import Aggregate
 from hl_dask.declared import rebuild
 from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
-from hl_dask.expr import Graph, Op
+from hl_dask.expr import Graph
 from hl_dask.fingerprint import mentions, reachable_digests
-from hl_dask.formula import DEFAULT, Formula
-from hl_dask.liveness import last_use
+from hl_dask.follow import First, Output, Second
+from hl_dask.formula import OWN_STATE, BoundFormula, Formula
 from hl_dask.points import ModelPoints
-from hl_dask.report import Wanted, check_reported, reported, run_formulas
-from hl_dask.trace import (
-    BEFORE_RUN,
-    RELEASED,
-    Call,
-    Restart,
-    TraceSession,
-    calls_differ,
-    describe_owner,
-    strip,
-    template_of,
-)
-from hl_dask.traced import TracedArray, Tracer, is_traced, share, total_of_rows
+from hl_dask.report import Wanted, run_formulas
+from hl_dask.trace import BEFORE_RUN, Call, Restart, TraceSession, describe_owner
+from hl_dask.traced import Tracer, is_traced, share
+from hl_dask.values import template_of
 
 SAMPLE_ROWS = (997, 499)
 """Rows of the two samples; unusual, so that they meet no other length by accident."""
 SAMPLE_BYTES = 64 * 2**20
 """Sample values that a trace may hold before it starts again with fewer rows."""
 SMALLEST_SAMPLE = 31
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """One reported number (or array): a formula call after aggregation.
-
-    Attributes
-    ----------
-    node : int or None
-        The portfolio node; None when the value does not depend on the rows.
-    value : object
-        The value when there is no node.
-    """
-
-    formula: Formula
-    key: tuple[Any, ...]
-    node: int | None
-    value: Any = None
 
 
 @dataclass(slots=True)
@@ -80,7 +52,8 @@ class Recording:
     assumed : dict
         What they were taken to be.
     opaque : dict of str to str
-        Formulas that are evaluated as Python and do not declare that they work by row, with the reason.
+        Formulas that are evaluated as Python and do not declare that they work by row, with the
+        reason.
     declared_opaque : dict of str to str
         Formulas that are evaluated as Python on each block, with the reason.
     """
@@ -187,8 +160,8 @@ def sample_sizes(calls: int) -> tuple[int, int]:
 def no_collection() -> Iterator[None]:
     """Switch the cyclic garbage collector off for a while.
 
-    A recording makes some hundred thousand small objects that all live on; going through them again and
-    again would take as long as the recording itself.
+    A recording makes some hundred thousand small objects that all live on; going through them again
+    and again would take as long as the recording itself.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -204,13 +177,13 @@ def _record(
 ) -> Recording:
     first_rows, second_rows = split_sample(subject.points, sizes)
     before = reachable_digests(subject.clone(None), subject.formulas)
-    first = _First(subject, proj_len)
+    first = First(subject.wanted, proj_len)
     session = _trace(subject, proj_len, first_rows, graph, assumed, first, frozen=False)
     _check_state(subject, session, before)
     values = first.finish(session)
     opaque = dict(session.opaque)
     if not opaque:
-        second = _Second(subject, proj_len, session, first, values)
+        second = Second(subject.wanted, proj_len, session, first, values)
         known = dict(session.tracer.assumed)
         again = _trace(subject, proj_len, second_rows, graph, known, second, frozen=True)
         second.finish(again)
@@ -235,118 +208,11 @@ def _record(
     )
 
 
-ValueShape = tuple[Any, tuple[int, ...]]
-"""A value in comparable form: its template (None for one traced array), and its nodes."""
-
-
-def value_shape(value: Any) -> ValueShape:
-    """What a formula's value is made of."""
-    if is_traced(value):
-        return None, (value.node,)
-    ids: list[int] = []
-    template = strip(template_of(value, ids))
-    return template, tuple(ids)
-
-
-class _First:
-    """Follows the first trace: aggregates reported values as soon as they are there."""
-
-    def __init__(self, subject: Subject, proj_len: int) -> None:
-        self.subject = subject
-        self.proj_len = proj_len
-        self.outputs: list[Output] = []
-
-    def finished(self, session: TraceSession, number: int) -> None:
-        """A call has been evaluated."""
-        output = _output_of(self.subject, session, number, self.proj_len)
-        if output is not None:
-            self.outputs.append(output)
-
-    def finish(self, session: TraceSession) -> list[ValueShape]:
-        """Compact forms of all values; the values themselves are dropped."""
-        shapes = []
-        for call in session.calls:
-            shapes.append(value_shape(call.value))
-            call.value = None
-        return shapes
-
-
-class _Second(_First):
-    """Follows the second trace: compares every value with the first trace, and lets it go.
-
-    A value is not needed after the last call, in order of completion, that read it in the first trace.
-    """
-
-    def __init__(
-        self,
-        subject: Subject,
-        proj_len: int,
-        first: TraceSession,
-        outputs: _First,
-        values: list[ValueShape],
-    ) -> None:
-        super().__init__(subject, proj_len)
-        self.calls = first.calls
-        self.order = first.finished
-        self.guards = first.tracer.guards
-        self.expected = outputs.outputs
-        self.values = values
-        self.dying: dict[int, list[int]] = {}
-        reads = {number: call.reads for number, call in enumerate(first.calls)}
-        for number, position in last_use(first.finished, reads.__getitem__).items():
-            self.dying.setdefault(first.finished[position], []).append(number)
-
-    def finished(self, session: TraceSession, number: int) -> None:
-        """A call has been evaluated: it must be what the first trace evaluated."""
-        call = session.calls[number]
-        mine = self.calls[number] if number < len(self.calls) else None
-        position = len(session.finished) - 1
-        if (
-            mine is None
-            or (mine.formula, mine.key) != (call.formula, call.key)
-            or self.order[position] != number
-        ):
-            raise calls_differ(call.text)
-        if value_shape(call.value) != self.values[number]:
-            msg = "the formula gives another expression on another sample of the rows"
-            raise RowMixingError(
-                msg,
-                formula=call.text,
-                remedy="derive nothing from the rows but by array operations and totals",
-            )
-        super().finished(session, number)
-        count = len(self.outputs)
-        if count and (
-            count > len(self.expected) or self.outputs[-1].node != self.expected[count - 1].node
-        ):
-            msg = "the aggregate gives another expression on another sample of the rows"
-            raise RowMixingError(
-                msg,
-                formula=call.text,
-                remedy="use np.sum, np.min, np.max, hl.Sum or hl.Aggregate",
-            )
-        for dead in self.dying.get(number, ()):
-            session.calls[dead].value = RELEASED
-
-    def finish(self, session: TraceSession) -> list[ValueShape]:
-        """The second trace must have come to the same end."""
-        if len(session.calls) != len(self.calls):
-            raise calls_differ(self.calls[min(len(session.calls), len(self.calls) - 1)].text)
-        if [g[0] for g in self.guards] != [g[0] for g in session.tracer.guards]:
-            msg = "a Python value taken from a total is kept between runs (in a module, a class or a container)"
-            raise RowMixingError(
-                msg,
-                formula=describe_owner(_first_difference(self.guards, session.tracer.guards)),
-                remedy="keep values in formulas only; a run starts from nothing",
-            )
-        return self.values
-
-
 def _check_state(subject: Subject, session: TraceSession, before: dict[str, str]) -> None:
     """Refuse formulas that keep something, when what they keep may be a number of the sample.
 
-    Without totals turned into Python values, and without the row count, no number of the sample can get
-    out of the trace, and a cache is as good as none.
+    Without totals turned into Python values, and without the row count, no number of the sample can
+    get out of the trace, and a cache is as good as none.
     """
     if not session.tracer.guards and not session.tracer.asked_rows:
         return
@@ -358,13 +224,15 @@ def _check_state(subject: Subject, session: TraceSession, before: dict[str, str]
             f.name for f in subject.formulas for c in changed if c not in own and mentions(f, c)
         ]
         msg = (
-            f"something that {', '.join(changed)} can reach (a module variable, a class attribute, a "
-            "container or a cache) was changed while formulas turned totals or the row count into Python values"
+            f"something that {', '.join(changed)} can reach (a module variable, a class attribute, "
+            "a container or a cache) was changed while formulas turned totals or the row count "
+            "into Python values"
         )
         raise RowMixingError(
             msg,
             formula=", ".join(dict.fromkeys(users + [c for c in changed if c in own])) or None,
-            remedy="keep values in formulas only, which remember them for the run; fill caches before the run",
+            remedy="keep values in formulas only, which remember them for the run; fill caches "
+            "before the run",
         )
 
 
@@ -395,7 +263,7 @@ def _trace(
     positions: Any,
     graph: Graph,
     assumed: dict[int, Any],
-    follower: _First,
+    follower: First,
     *,
     frozen: bool,
 ) -> TraceSession:
@@ -418,20 +286,31 @@ def _set_up(subject: Subject, session: TraceSession, instance: Any) -> None:
     state = instance.__dict__
     for name, value in subject.declared.items():
         state[name] = session.attributes[name] = rebuild(name, value, session.traced_column)
-    _share_arrays(subject, instance, session)
+    _share_arrays(instance, session)
     if hasattr(instance, BEFORE_RUN):
         _before_run(session, instance)
-        for name, value in list(state.items()):
-            if is_traced(value) and name not in session.attributes:
-                value.fresh = False
+        for name, value in state.items():
+            if name in OWN_STATE or name in session.attributes or isinstance(value, BoundFormula):
+                continue
+            if _holds_rows(value):
                 session.attributes[name] = value
-        plain = {k: v for k, v in state.items() if k not in session.attributes and k[0] != "_"}
-        session.twin.__dict__.update({k: v for k, v in plain.items() if not hasattr(v, "formula")})
-        _share_arrays(subject, instance, session)
+            else:
+                session.twin.__dict__[name] = value
+        _share_arrays(instance, session)
     session.running = True
 
 
-def _share_arrays(subject: Subject, instance: Any, session: TraceSession) -> None:
+def _holds_rows(value: Any) -> bool:
+    """Whether traced arrays are within a value that BeforeRun has assigned."""
+    if is_traced(value):
+        value.fresh = False
+        return True
+    nodes: list[int] = []
+    template_of(value, nodes)
+    return bool(nodes)
+
+
+def _share_arrays(instance: Any, session: TraceSession) -> None:
     names = {
         k for c in type(instance).__mro__ for k, v in vars(c).items() if isinstance(v, np.ndarray)
     }
@@ -459,7 +338,8 @@ def _before_run(session: TraceSession, instance: Any) -> None:
             raise FormulaError(
                 msg,
                 formula=BEFORE_RUN,
-                remedy="see the exception above, which BeforeRun raised; columns and assumptions are read-only",
+                remedy="see the exception above, which BeforeRun raised; columns and assumptions "
+                "are read-only",
             ) from error
         reason = tracer.escapes[0]
     finally:
@@ -477,102 +357,3 @@ def _before_run(session: TraceSession, instance: Any) -> None:
 
 
 BEFORE = Formula(lambda self: None, BEFORE_RUN, "Model")
-
-
-def _output_of(
-    subject: Subject, session: TraceSession, number: int, proj_len: int
-) -> Output | None:
-    """The aggregate of a call's value, if it is reported."""
-    call = session.calls[number]
-    function = subject.wanted.aggregates.get(call.formula)
-    if function is None or not reported(call.formula, call.key, proj_len):
-        return None
-    tracer = session.tracer
-    saved = tracer.owner, tracer.escapes, tracer.failures
-    tracer.owner, tracer.escapes, tracer.failures = call, [], []
-    try:
-        return _output(session, call, function, explicit=call.formula.agg is not DEFAULT)
-    finally:
-        tracer.owner, tracer.escapes, tracer.failures = saved
-
-
-def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool) -> Output:
-    value = call.value
-    tracer = session.tracer
-    if call.formula.name in session.opaque:
-        return Output(call.formula, call.key, None, None)
-    if is_traced(value) and value.axis > 0:
-        # A plain run cannot tell such an array from one of totals.
-        check_reported(value, call.text, tracer.rows, explicit=False)
-    if is_traced(value) and value.axis >= 0:
-        aggregated = _aggregate(tracer, call, value, function)
-        if is_traced(aggregated) and aggregated.axis < 0:
-            return Output(call.formula, call.key, aggregated.node)
-        if is_traced(aggregated):
-            msg = f"the aggregate {function!r} gives one value for each row"
-            raise RowMixingError(
-                msg,
-                formula=call.text,
-                remedy="use one that gives a total (np.sum, np.max, hl.Aggregate), or @hl.agg(None)",
-            )
-        return Output(call.formula, call.key, None, aggregated)
-    check_reported(value, call.text, tracer.rows, explicit=explicit)
-    if is_traced(value):
-        return Output(call.formula, call.key, value.node)
-    plain = value.view(np.ndarray) if isinstance(value, np.ndarray) else value
-    return Output(call.formula, call.key, None, plain)
-
-
-def _aggregate(tracer: Tracer, call: Call, value: Any, function: Any) -> Any:
-    if isinstance(function, Aggregate):
-        op = Op("aggregate", id(function))
-        sample = function(value.value)
-        node = tracer.node(op, (value.node,), np.asarray(sample), -1)
-        tracer.graph.values.setdefault(node, function)
-        return TracedArray(tracer, node, sample)
-    if function is np.sum and value.value.ndim == 1 and value.dtype.kind in "biufc":
-        return total_of_rows(tracer, value)
-    if function is len:
-        function = _count
-    if function is np.sum and value.dtype.kind not in "biufc":
-        msg = f"values of dtype {value.dtype} cannot be summed"
-        raise FormulaError(
-            msg,
-            formula=call.text,
-            remedy="mark the formula @hl.agg(None), or give another aggregate",
-        )
-    try:
-        result = function(value)
-    except HlDaskError as error:
-        error.formula = call.text
-        raise
-    except Exception as error:
-        msg = f"the aggregate {function!r} raised {type(error).__name__}: {error}"
-        raise FormulaError(
-            msg,
-            formula=call.text,
-            remedy="use np.sum, np.min, np.max, np.mean, np.any, np.all, len, hl.Sum or hl.Aggregate",
-        ) from error
-    if tracer.escapes:
-        msg = f"the aggregate {function!r} cannot be followed: {tracer.escapes[0]}"
-        raise RowMixingError(
-            msg,
-            formula=call.text,
-            remedy="use np.sum, np.min, np.max, np.mean, np.any, np.all, len, hl.Sum or hl.Aggregate(map=, "
-            "combine=, finalise=)",
-        )
-    return result
-
-
-def _count(value: Any) -> Any:
-    ones = np.ones_like(value[(slice(None), *([0] * (value.ndim - 1)))], dtype=np.int64)
-    return np.sum(ones)
-
-
-def _first_difference(mine: list[tuple[int, Any]], other: list[tuple[int, Any]]) -> Any:
-    """The formula call at which two lists of guards part."""
-    for a, b in zip(mine, other, strict=False):
-        if a[0] != b[0]:
-            return a[1]
-    longer = mine if len(mine) > len(other) else other
-    return longer[min(len(mine), len(other))][1] if longer else None

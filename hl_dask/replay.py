@@ -1,7 +1,7 @@
-"""Replay in one piece: formulas as plain Python on all rows, each value released after its last use.
+"""Replay in one piece: formulas as plain Python on all rows, values released after their last use.
 
-The way of last resort for models whose formulas hl_dask cannot follow, when their data are in memory: no
-chunks, so that any formula is right, and no more memory than the values that are alive.
+The way of last resort for models whose formulas hl_dask cannot follow, when their data are in
+memory: no chunks, so that any formula is right, and no more memory than the values that are alive.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import numpy as np
 
 from hl_dask.dataview import DataView
 from hl_dask.errors import FormulaError, HlDaskError
-from hl_dask.formula import DEFAULT, Formula, PlainSession, call_text
+from hl_dask.formula import DEFAULT, Formula, call_text
 from hl_dask.liveness import last_use
 from hl_dask.points import ModelPoints
 from hl_dask.report import Wanted, aggregate_value, reported, run_formulas
+from hl_dask.session import PlainSession
 
 CallKey = tuple[Formula, tuple[Any, ...]]
 
@@ -92,7 +93,7 @@ class ReportingSession(PlainSession):
 def releases(
     finished: Sequence[int], reads: Callable[[int], Iterable[int]], key: Callable[[int], CallKey]
 ) -> dict[CallKey, list[CallKey]]:
-    """After which call each value is dropped: the last one, in order of completion, that reads it."""
+    """After which call each value is dropped: the last, in order of completion, that reads it."""
     out: dict[CallKey, list[CallKey]] = {}
     for call, position in last_use(finished, reads).items():
         out.setdefault(key(finished[position]), []).append(key(call))
@@ -115,7 +116,7 @@ def replay_whole(
     return session.reports
 
 
-def run_before(session: Any, instance: Any) -> None:
+def run_before(session: PlainSession, instance: Any) -> None:
     """Run the user's BeforeRun, which may write attributes; afterwards they are read-only."""
     session.setting_up = True
     if hasattr(instance, "BeforeRun"):
@@ -129,7 +130,8 @@ def run_before(session: Any, instance: Any) -> None:
             raise FormulaError(
                 msg,
                 formula="BeforeRun",
-                remedy="see the exception above, which BeforeRun raised; columns and assumptions are read-only",
+                remedy="see the exception above, which BeforeRun raised; columns and assumptions "
+                "are read-only",
             ) from error
     session.setting_up, session.running = False, True
 

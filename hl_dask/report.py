@@ -1,11 +1,12 @@
 """What a run evaluates and what it reports of it.
 
-The plain run, the recording and the replay in one piece share these rules, so that they cannot differ.
+The plain run, the recording and the replay in one piece share these rules, so that they cannot
+differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,13 @@ import numpy as np
 
 from hl_dask.errors import FormulaError, HlDaskError, ModelError
 from hl_dask.formula import DEFAULT, Formula
+
+SUMMABLE = "biufc"
+"""Kinds of dtype whose values can be summed."""
+AGGREGATES = "np.sum, np.min, np.max, np.mean, np.any, np.all, len, hl.Sum or hl.Aggregate"
+"""What a message offers."""
+Report = tuple[Formula, tuple[Any, ...], Any]
+"""A reported value: formula, arguments, value."""
 
 
 @dataclass(frozen=True)
@@ -60,15 +68,10 @@ def choose(
         When a name in ``outputs`` is no formula.
     """
     names = {f.name for f in formulas}
-    if isinstance(outputs, str):
-        outputs = [outputs]
     unknown = [name for name in outputs or () if name not in names]
     if unknown:
         msg = f"outputs names no formula of the model: {', '.join(map(str, unknown))}"
-        raise ModelError(
-            msg,
-            remedy=f"choose among {', '.join(sorted(names))}",
-        )
+        raise ModelError(msg, remedy=f"choose among {', '.join(sorted(names))}")
     aggregates = {}
     for formula in formulas:
         function = default if formula.agg is DEFAULT else formula.agg
@@ -81,6 +84,20 @@ def choose(
         tuple(f for f in formulas if not f.params and f in aggregates),
         aggregates,
     )
+
+
+def check_proj_len(proj_len: Any) -> int:
+    """The last time step as an int.
+
+    Raises
+    ------
+    ModelError
+        When it is no whole number, or below 0.
+    """
+    if isinstance(proj_len, bool) or not isinstance(proj_len, (int, np.integer)) or proj_len < 0:
+        msg = f"proj_len is the last time step, a whole number of at least 0; got {proj_len!r}"
+        raise ModelError(msg, remedy="for 277 months, t = 0..276, give 276")
+    return int(proj_len)
 
 
 def run_formulas(wanted: Wanted, instance: Any, proj_len: int) -> None:
@@ -97,7 +114,7 @@ def reported(formula: Formula, key: tuple[Any, ...], proj_len: int) -> bool:
     if "t" not in formula.params:
         return True
     t = key[formula.params.index("t")]
-    return isinstance(t, (int, np.integer)) and 0 <= t <= proj_len
+    return isinstance(t, (int, np.integer)) and bool(0 <= t <= proj_len)
 
 
 def check_reported(value: Any, text: str, rows: int, *, explicit: bool) -> None:
@@ -108,17 +125,16 @@ def check_reported(value: Any, text: str, rows: int, *, explicit: bool) -> None:
     FormulaError
         With the shape found and the ways to declare what is meant.
     """
-    shape = (
-        np.shape(getattr(value, "value", value))
-        if not isinstance(value, (tuple, list, dict))
-        else None
-    )
-    if shape == () or (shape is not None and explicit):
-        return
-    seen = f"an array of shape {shape}" if shape is not None else f"a {type(value).__name__}"
+    if isinstance(value, (tuple, list, dict)):
+        seen = f"a {type(value).__name__}"
+    else:
+        shape = np.shape(getattr(value, "value", value))
+        if shape == () or explicit:
+            return
+        seen = f"an array of shape {shape}"
     msg = (
-        f"the formula returned {seen}; a reported formula returns one entry for each policy ({rows:,}) or "
-        "one number"
+        f"the formula returned {seen}; a reported formula returns one entry for each policy "
+        f"({rows:,}) or one number"
     )
     raise FormulaError(
         msg,
@@ -156,17 +172,49 @@ def aggregate_value(
         check_reported(value, text, rows or 0, explicit=explicit)
         return value
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    if function is np.sum and array.dtype.kind not in "biufc":
-        msg = f"values of dtype {array.dtype} cannot be summed"
-        raise FormulaError(
-            msg,
-            formula=text,
-            remedy="mark the formula @hl.agg(None), or give another aggregate",
-        )
+    if function is np.sum and array.dtype.kind not in SUMMABLE:
+        raise not_summable(array.dtype, text)
     try:
         return function(array)
     except HlDaskError:
         raise
     except Exception as error:
-        msg = f"the aggregate {function!r} raised {type(error).__name__}: {error}"
-        raise FormulaError(msg, formula=text) from error
+        raise aggregate_failed(function, error, text) from error
+
+
+def not_summable(dtype: Any, text: str) -> FormulaError:
+    """The error for values, such as texts, that np.sum cannot take."""
+    return FormulaError(
+        f"values of dtype {dtype} cannot be summed",
+        formula=text,
+        remedy="mark the formula @hl.agg(None), or give another aggregate",
+    )
+
+
+def aggregate_failed(function: Any, error: Exception, text: str) -> FormulaError:
+    """The error for an aggregate that raised an exception."""
+    return FormulaError(
+        f"the aggregate {function!r} raised {type(error).__name__}: {error}",
+        formula=text,
+        remedy=f"use {AGGREGATES}",
+    )
+
+
+def in_order(reports: Iterable[Report], formulas: Sequence[Formula]) -> list[Report]:
+    """Reports in the order of definition of the formulas, then by arguments."""
+    ranks = {f: k for k, f in enumerate(formulas)}
+    return sorted(reports, key=lambda r: (ranks[r[0]], [_sortable(a) for a in r[1]]))
+
+
+def _sortable(value: Any) -> tuple[str, Any]:
+    if isinstance(value, (bool, int, float, np.number)):
+        return "", value
+    return type(value).__name__, value if isinstance(value, str) else repr(value)
+
+
+def by_call(reports: Iterable[Report]) -> dict[str, dict[tuple[Any, ...], Any]]:
+    """Reported values by formula name and arguments."""
+    out: dict[str, dict[tuple[Any, ...], Any]] = {}
+    for formula, key, value in reports:
+        out.setdefault(formula.name, {})[key] = value
+    return out

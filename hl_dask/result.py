@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
 
+from hl_dask.errors import UnsupportedError
 from hl_dask.formula import Formula
 from hl_dask.memory import size_text
 from hl_dask.plan import ActionPlan
+from hl_dask.report import Report, by_call
 from hl_dask.run import RunStats
-
-Report = tuple[Formula, tuple[Any, ...], Any]
 
 
 def tabulate(reports: Iterable[Report], proj_len: int) -> tuple[pd.DataFrame, dict[Any, Any]]:
@@ -69,14 +69,47 @@ def _column(cells: Mapping[int, Any], proj_len: int) -> Any:
     return pd.Series(cells).reindex(range(proj_len + 1)).to_numpy()
 
 
+def tabulate_values(values: Mapping[Formula, Mapping[tuple[Any, ...], Any]]) -> pd.DataFrame:
+    """Values of formulas of t: a row for each t, arrays in the cells."""
+    series = {
+        formula.name: pd.Series({key[0]: v for key, v in sorted(cells.items())}, dtype=object)
+        for formula, cells in values.items()
+        if formula.of_t and cells
+    }
+    frame = pd.DataFrame(series)
+    frame.index.name = "t"
+    return frame
+
+
+class Drawable(Protocol):
+    """What can draw its Dask graph."""
+
+    def visualize(self, filename: str | Path = ..., **options: Any) -> Any:
+        """Draw."""
+        ...
+
+
 class Result:
     """Totals of a run.
+
+    Parameters
+    ----------
+    reports : list of (formula, arguments, value)
+        Reported values.
+    proj_len : int
+        The last time step.
+    stats : RunStats
+        Time, memory, chunks.
+    plan : ActionPlan
+        The action list that was replayed.
+    graph : callable, optional
+        ``graph()`` prepares the run again, for drawing.
 
     Attributes
     ----------
     df_agg : DataFrame
-        A row for each t, a column for each reported formula of t; formulas with further arguments have
-        columns ``(name, argument, ...)``.
+        A row for each t, a column for each reported formula of t; formulas with further arguments
+        have columns ``(name, argument, ...)``.
     values : dict
         Reported formulas without t.
     stats : RunStats
@@ -91,7 +124,7 @@ class Result:
         proj_len: int,
         stats: RunStats,
         plan: ActionPlan,
-        graph: Callable[[], Any] | None = None,
+        graph: Callable[[], Drawable] | None = None,
     ) -> None:
         self.df_agg, self.values = tabulate(reports, proj_len)
         self.reports = reports
@@ -106,19 +139,20 @@ class Result:
     @property
     def cache_agg(self) -> dict[str, dict[tuple[Any, ...], Any]]:
         """Reported values by formula name and arguments."""
-        out: dict[str, dict[tuple[Any, ...], Any]] = {}
-        for formula, key, value in self.reports:
-            out.setdefault(formula.name, {})[key] = value
-        return out
+        return by_call(self.reports)
 
     def visualize(self, filename: str | Path = "hl_dask.svg", **options: Any) -> Any:
-        """Draw the Dask graph of the run; see :func:`dask.visualize`. Needs the extra ``plot``."""
-        import dask  # noqa: PLC0415 - only for drawing
+        """Draw the Dask graph of the run; see :func:`dask.visualize`. Needs the extra ``plot``.
 
+        Raises
+        ------
+        UnsupportedError
+            When the result has been pickled, or graphviz is not installed.
+        """
         if self._graph is None:
-            msg = "this result was not computed from a Dask graph"
-            raise ValueError(msg)
-        return dask.visualize(self._graph(), filename=str(filename), **options)
+            msg = "the result has been copied or pickled, and the graph stays where it was run"
+            raise UnsupportedError(msg, remedy="draw the graph of the result of ExecuteActions")
+        return self._graph().visualize(filename=filename, **options)
 
     def __repr__(self) -> str:
         stats = self.stats
@@ -127,7 +161,8 @@ class Result:
         )
         return (
             f"<Result of {self.plan.model}: {stats.rows:,} policies x {stats.months} months, "
-            f"{len(self.df_agg.columns)} columns, {len(self.values)} values, {stats.elapsed_s:.2f} s{memory}>"
+            f"{len(self.df_agg.columns)} columns, {len(self.values)} values, "
+            f"{stats.elapsed_s:.2f} s{memory}>"
         )
 
     def _repr_html_(self) -> str:

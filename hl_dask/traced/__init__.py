@@ -1,9 +1,20 @@
 """The duck array that formulas see while a model is recorded.
 
-A :class:`TracedArray` carries the value on a small sample *and* the node of the expression graph that
-made it. NumPy's protocols hand every operation on it to this package, which records the operation
-(`functions` knows what each NumPy function does to rows) or refuses it. What cannot be seen, an
-*escape*, is reported to the :class:`Tracer` and never passes silently.
+A :class:`TracedArray` carries the value on a small sample *and* the node of the expression graph
+that made it. NumPy's protocols hand every operation on it to this package, which records the
+operation (`functions` knows what each NumPy function does to rows) or refuses it. What cannot be
+seen, an *escape*, is reported to the :class:`Tracer` and never passes silently.
+
+The rooms, from the bottom up::
+
+    tracer                  writes nodes into the graph
+    base, ops               values with nodes; alignment of rows, ufuncs, calls
+    lookups, indexing       x[...], table[x], x[...] = y, reshape
+    dispatch                NumPy's protocols -> a rule, a ufunc, or an escape
+    rules                   what rules have in common
+    elementwise, within, totals, products, shapes     rules by family
+    functions               the table of rules
+    concrete, array, text, shared                     what formulas hold in their hands
 """
 
 from hl_dask.traced.array import TracedArray

@@ -8,18 +8,17 @@ from typing import Any, NoReturn
 import numpy as np
 
 from hl_dask.errors import ReadOnlyError
-from hl_dask.traced import ops
-from hl_dask.traced.base import Traced
+from hl_dask.traced import dispatch, indexing, lookups, ops
+from hl_dask.traced.concrete import Concrete
 
 WAYS_OUT = {
-    "sort": "sort the data before the run, or declare the formula @hl.per_point if it works row by row",
-    "select": "np.where(mask, x, 0) keeps one value for every row; totals of it are totals of the rows "
-    "selected",
+    "sort": "sort the data before the run, or declare the formula @hl.per_point if it works row by "
+    "row",
     "iterate": "write it with array operations; totals (x.sum(), x.max()) are followed",
 }
 
 
-class TracedArray(Traced):
+class TracedArray(Concrete):
     """A NumPy-like array over a sample of the rows that records what is done to it.
 
     Made by hl_dask while a model is recorded, never by users. ``isinstance(x, np.ndarray)`` is true
@@ -31,30 +30,15 @@ class TracedArray(Traced):
 
     # ---- what the array is -------------------------------------------------------------------
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         return type(self.value)
-
-    @property
-    def axis(self) -> int:
-        """The point axis, -1 for a portfolio value."""
-        return self.tracer.graph.metas[self.node].axis
-
-    @property
-    def per_point(self) -> bool:
-        """Whether there is one value (or one row of values) for each model point."""
-        return self.axis >= 0
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """See :class:`numpy.ndarray`."""
         dtype: np.dtype[Any] = self.value.dtype
         return dtype
-
-    @property
-    def ndim(self) -> int:
-        """See :class:`numpy.ndarray`."""
-        return int(self.value.ndim)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,20 +72,20 @@ class TracedArray(Traced):
     @property
     def real(self) -> Any:
         """See :class:`numpy.ndarray`."""
-        return np.real(self)  # type: ignore[call-overload]
+        return np.real(self)
 
     @property
     def imag(self) -> Any:
         """See :class:`numpy.ndarray`."""
-        return np.imag(self)  # type: ignore[call-overload]
+        return np.imag(self)
 
     # ---- NumPy's protocols -------------------------------------------------------------------
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        return ops.apply_ufunc_method(self.tracer, ufunc, method, inputs, kwargs)
+        return dispatch.apply_ufunc_method(self.tracer, ufunc, method, inputs, kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        return ops.apply_function(self.tracer, func, args, kwargs)
+        return dispatch.apply_function(self.tracer, func, args, kwargs)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         if not self.per_point:
@@ -116,72 +100,10 @@ class TracedArray(Traced):
         return view
 
     def __hl_lookup__(self, table: Any, keys: tuple[Any, ...]) -> Any:
-        return ops.apply_lookup(self.tracer, table, keys)
+        return lookups.apply_lookup(self.tracer, table, keys)
 
     def __hl_gather__(self, array: Any, index: Any) -> Any:
-        return ops.apply_gather(self.tracer, array, index)
-
-    # ---- portfolio values as Python values ---------------------------------------------------
-
-    def concrete(self) -> Any:
-        """The value over all rows, as a plain value, of a portfolio value."""
-        return self.tracer.concretise(self.node, self.value)
-
-    def _scalar(self, what: str) -> Any:
-        if self.per_point:
-            self.tracer.escape(f"{what} of a value with one entry per row")
-            return self.value
-        return self.concrete()
-
-    def __bool__(self) -> bool:
-        if self.per_point:
-            msg = (
-                "the truth value of an array with one entry per row is ambiguous; "
-                "use np.where(condition, a, b), or .any() and .all()"
-            )
-            raise ValueError(msg)
-        return bool(self.concrete())
-
-    def __float__(self) -> float:
-        return float(self._scalar("float()"))
-
-    def __int__(self) -> int:
-        return int(self._scalar("int()"))
-
-    def __index__(self) -> int:
-        if self.per_point:
-            msg = "only integer scalar arrays can be converted to a scalar index"
-            raise TypeError(msg)
-        return int(self.concrete().__index__())
-
-    def __complex__(self) -> complex:
-        return complex(self._scalar("complex()"))
-
-    def __round__(self, ndigits: int | None = None) -> Any:
-        if self.per_point:
-            return round(self.value, ndigits)
-        return round(self.concrete()) if ndigits is None else round(self.concrete(), ndigits)
-
-    def __format__(self, spec: str) -> str:
-        return format(self._scalar("text"), spec)
-
-    def __str__(self) -> str:
-        return str(self._scalar("str()"))
-
-    def __repr__(self) -> str:
-        return repr(self._scalar("repr()"))
-
-    def item(self, *args: Any) -> Any:
-        """See :class:`numpy.ndarray`."""
-        return self._scalar("item()").item(*args)
-
-    def tolist(self) -> Any:
-        """See :class:`numpy.ndarray`."""
-        return self._scalar("tolist()").tolist()
-
-    def tobytes(self, *args: Any) -> bytes:
-        """See :class:`numpy.ndarray`."""
-        return bytes(self._scalar("tobytes()").tobytes(*args))
+        return lookups.apply_gather(self.tracer, array, index)
 
     # ---- rows --------------------------------------------------------------------------------
 
@@ -204,11 +126,11 @@ class TracedArray(Traced):
         return bool((self == item).any())
 
     def __getitem__(self, index: Any) -> Any:
-        return ops.apply_index(self, index)
+        return indexing.apply_index(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._writable()
-        result = ops.apply_assignment(self, index, value)
+        result = indexing.apply_assignment(self, index, value)
         self.node, self.value = result.node, result.value
 
     def __delitem__(self, index: Any) -> NoReturn:
@@ -220,11 +142,12 @@ class TracedArray(Traced):
             raise self.tracer.fail(
                 ReadOnlyError(
                     "columns and the values of formulas are read-only, and so are views of arrays",
-                    remedy="change a copy (x = self.f(t).copy()), or use np.where(condition, new, x)",
+                    remedy="change a copy (x = self.f(t).copy()), or use "
+                    "np.where(condition, new, x)",
                 )
             )
 
-    def take_over(self, result: Any, what: str) -> Any:
+    def take_over(self, result: Any, what: str) -> TracedArray:
         """Become the result of an in-place operation, if it fits and may be changed."""
         self._writable()
         if np.shape(result.value) != self.value.shape:
@@ -252,7 +175,7 @@ class TracedArray(Traced):
         target = np.dtype(dtype)
         if target == self.dtype:
             return self.copy() if copy else self
-        return ops.elementwise(self.tracer, ops.cast, (self, target.str), {}, value_args=(0,))
+        return ops.elementwise(self.tracer, ops.cast, (self, target.str), {})
 
     def copy(self, order: str = "C") -> TracedArray:
         """A copy that may be changed by assignment."""
@@ -263,6 +186,10 @@ class TracedArray(Traced):
     def __deepcopy__(self, memo: Any) -> TracedArray:
         return self.copy()
 
+    def clip(self, min: Any = None, max: Any = None, out: Any = None, **kwargs: Any) -> Any:  # noqa: A002
+        """See :class:`numpy.ndarray`."""
+        return np.clip(self, min, max, out=out, **kwargs)
+
     def fill(self, value: Any) -> None:
         """See :class:`numpy.ndarray`."""
         self[...] = value
@@ -270,7 +197,7 @@ class TracedArray(Traced):
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
         """See :class:`numpy.ndarray`; the rows must stay as they are."""
         wanted = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
-        return ops.apply_reshape(self, tuple(wanted))
+        return indexing.apply_reshape(self, tuple(wanted))
 
     def ravel(self, order: str = "C") -> Any:
         """See :class:`numpy.ndarray`."""
@@ -282,12 +209,12 @@ class TracedArray(Traced):
 
     def squeeze(self, axis: Any = None) -> Any:
         """See :class:`numpy.ndarray`."""
-        return ops.apply_squeeze(self, axis)
+        return indexing.apply_squeeze(self, axis)
 
     def transpose(self, *axes: Any) -> Any:
         """See :class:`numpy.ndarray`."""
         order = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
-        return np.transpose(self, order or None)  # type: ignore[call-overload]
+        return np.transpose(self, order or None)
 
     def sort(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused: sorts rows."""
@@ -311,7 +238,7 @@ class TracedArray(Traced):
         return np.divmod(other, self)
 
     def __pow__(self, other: Any, mod: Any = None) -> Any:
-        return ops.power(self, other)
+        return dispatch.power(self, other)
 
 
 def _forward(name: str) -> Any:
@@ -327,8 +254,10 @@ def _forward(name: str) -> Any:
 
 
 def _operator(ufunc: np.ufunc, reverse: bool) -> Any:
-    """A binary operator. The usual case, two arrays of one shape or an array and a number, is done
-    here: a model does it tens of thousands of times.
+    """A binary operator.
+
+    The usual case, two arrays of one shape or an array and a number, is done here, because a model
+    does it tens of thousands of times.
     """
     op = ops.operation(ufunc)
 
@@ -346,7 +275,9 @@ def _operator(ufunc: np.ufunc, reverse: bool) -> Any:
             if not same:
                 return general(self, other)
             node, operand = other.node, other.value
-        elif (kind is float or kind is int) and (known := tracer.scalars.get((kind, other))) is not None:
+        elif (kind is float or kind is int) and (
+            known := tracer.scalars.get((kind, other))
+        ) is not None:
             node, operand = known, other
         else:
             return general(self, other)
@@ -369,14 +300,22 @@ def _operator(ufunc: np.ufunc, reverse: bool) -> Any:
     return operator
 
 
-def _inplace_operator(ufunc: np.ufunc) -> Any:
-    def operator(self: TracedArray, other: Any) -> TracedArray:
-        return self.take_over(ops.apply_ufunc(self.tracer, ufunc, (self, other)), ufunc.__name__)
+def _unary_operator(ufunc: np.ufunc) -> Any:
+    def operator(self: TracedArray) -> Any:
+        return ops.apply_ufunc(self.tracer, ufunc, (self,))
 
     return operator
 
 
-BINARY = {
+def _inplace_operator(ufunc: np.ufunc) -> Any:
+    def operator(self: TracedArray, other: Any) -> TracedArray:
+        result = ops.apply_ufunc(self.tracer, ufunc, (self, other))
+        return self.take_over(result, ufunc.__name__)
+
+    return operator
+
+
+BINARY: dict[str, np.ufunc] = {
     "add": np.add,
     "sub": np.subtract,
     "mul": np.multiply,
@@ -389,7 +328,7 @@ BINARY = {
     "lshift": np.left_shift,
     "rshift": np.right_shift,
 }
-COMPARE = {
+COMPARE: dict[str, np.ufunc] = {
     "lt": np.less,
     "le": np.less_equal,
     "gt": np.greater,
@@ -397,7 +336,12 @@ COMPARE = {
     "eq": np.equal,
     "ne": np.not_equal,
 }
-UNARY = {"neg": np.negative, "pos": np.positive, "abs": np.absolute, "invert": np.invert}
+UNARY: dict[str, np.ufunc] = {
+    "neg": np.negative,
+    "pos": np.positive,
+    "abs": np.absolute,
+    "invert": np.invert,
+}
 METHODS = [
     "sum",
     "prod",
@@ -408,7 +352,6 @@ METHODS = [
     "std",
     "any",
     "all",
-    "clip",
     "round",
     "cumsum",
     "cumprod",
@@ -433,29 +376,19 @@ for _name, _ufunc in BINARY.items():
     setattr(TracedArray, f"__{_name}__", _operator(_ufunc, reverse=False))
     setattr(TracedArray, f"__r{_name}__", _operator(_ufunc, reverse=True))
     setattr(TracedArray, f"__i{_name}__", _inplace_operator(_ufunc))
+# Set here, == does not take the hash away, as it would if it were defined within the class.
 for _name, _ufunc in COMPARE.items():
     setattr(TracedArray, f"__{_name}__", _operator(_ufunc, reverse=False))
 for _name, _ufunc in UNARY.items():
-    setattr(
-        TracedArray,
-        f"__{_name}__",
-        lambda self, _u=_ufunc: ops.apply_ufunc(self.tracer, _u, (self,)),
-    )
+    setattr(TracedArray, f"__{_name}__", _unary_operator(_ufunc))
 for _name in METHODS:
     if not hasattr(np.ndarray, _name):
         continue  # ndarray.ptp left NumPy in 2.0; a plain run has no such method either
     setattr(TracedArray, _name, _forward(_name))
-TracedArray.__rpow__ = _operator(np.power, reverse=True)  # type: ignore[attr-defined]
-TracedArray.__ipow__ = _inplace_operator(np.power)  # type: ignore[attr-defined]
-TracedArray.conj = TracedArray.conjugate = _forward("conjugate")  # type: ignore[attr-defined]
-
-
-def _portfolio_hash(self: TracedArray) -> int:
-    """Hash of a portfolio scalar, as NumPy scalars have one; arrays have none."""
-    if self.per_point or self.ndim:
-        msg = "unhashable type: 'numpy.ndarray'"
-        raise TypeError(msg)
-    return hash(self.concrete())
-
-
-TracedArray.__hash__ = _portfolio_hash  # type: ignore[assignment]
+for _name, _method in {
+    "__rpow__": _operator(np.power, reverse=True),
+    "__ipow__": _inplace_operator(np.power),
+    "conj": _forward("conjugate"),
+    "conjugate": _forward("conjugate"),
+}.items():
+    setattr(TracedArray, _name, _method)

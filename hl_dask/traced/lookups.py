@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from hl_dask.expr import Op
-from hl_dask.traced.base import has_rows, is_traced, sample_value
-from hl_dask.traced.ops import attempt, call, lift, result, row_offset
+from hl_dask.traced.base import has_rows, sample_value
+from hl_dask.traced.ops import aligned, attempt, call, lift, result, row_offset
 from hl_dask.traced.tracer import Tracer
-
 
 
 def apply_lookup(tracer: Tracer, table: Any, keys: tuple[Any, ...]) -> Any:
@@ -24,9 +23,8 @@ def apply_lookup(tracer: Tracer, table: Any, keys: tuple[Any, ...]) -> Any:
         ids.append(node)
         values.append(value)
     op, bound = _bound(tracer, table, categories)
-    value = attempt(tracer, bound, values, _NO_OPTIONS)
-    axis = -1 if offset is None else np.ndim(value) + offset
-    traced = result(tracer, op, tuple(ids), value, axis)
+    value = attempt(tracer, bound, values, {})
+    traced = result(tracer, op, tuple(ids), value, aligned(value, offset))
     tracer.graph.values.setdefault(traced.node, bound)
     return traced
 
@@ -51,29 +49,27 @@ def _digest(categories: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def gather(array: Any, index: Any) -> Any:
-    """``array[index]``, the index being an array, or a tuple with arrays among slices and numbers."""
+    """``array[index]``, the index an array, or a tuple with arrays among slices and numbers."""
     return array[index]
 
 
 def apply_gather(tracer: Tracer, array: Any, index: Any) -> Any:
-    """``assumption[index]`` where the index holds traced arrays."""
+    """``assumption[index]`` where the index holds traced arrays.
+
+    The arrays of the index broadcast against each other, and the axes of the result that they make
+    stand where the first of them stood, or in front when a slice separates them.
+    """
     parts = index if isinstance(index, tuple) else (index,)
-    rows: list[Any] = [p for p in parts if is_traced(p) and p.axis >= 0]
-    if any(not isinstance(p, (int, np.integer, np.ndarray, Traced)) for p in parts):
-        if len(parts) > 1 and len([p for p in parts if is_traced(p)]) > 1:
-            msg = "an index that mixes slices with several arrays of rows"
-            raise tracer.mixing(msg, "use hl.lookup")
-    if any(p.value.dtype.kind == "b" for p in rows):
+    offset = row_offset(tracer, parts)
+    if offset is None:
+        return call(tracer, gather, (np.asarray(array), index), {}, axis=-1)
+    arrays = [k for k, p in enumerate(parts) if not (p is None or p is ... or isinstance(p, slice))]
+    if any(has_rows(p) and p.value.dtype.kind == "b" for p in parts):
         msg = "a mask of rows as the index into a shared array"
         raise tracer.mixing(msg, "use np.where(mask, a, b)")
-    offset = row_offset(tracer, tuple(parts))
-    first = next((k for k, p in enumerate(parts) if is_traced(p)), 0)
-    index_ndim = max((np.ndim(p.value) for p in parts if is_traced(p)), default=0)
-    plain_before = sum(1 for p in parts[:first] if isinstance(p, slice))
-
-    def axis(value: Any) -> int:
-        return -1 if offset is None else plain_before + index_ndim + offset
-
-    return call(tracer, gather, (np.asarray(array), index), {}, axis=axis)
-
-
+    if ... in [p for p in parts if p is ...] or arrays[-1] - arrays[0] + 1 != len(arrays):
+        msg = "an index of rows with ... or with a slice between arrays"
+        raise tracer.mixing(msg, "index all axes one after the other, or use hl.lookup")
+    index_ndim = max(np.ndim(sample_value(parts[k])) for k in arrays)
+    position = arrays[0] + index_ndim + offset
+    return call(tracer, gather, (np.asarray(array), index), {}, axis=position)

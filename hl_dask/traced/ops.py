@@ -1,7 +1,7 @@
-"""How an operation on traced arrays becomes a node: alignment of rows, indexing, look-ups.
+"""How an operation on traced arrays becomes a node: alignment of rows, ufuncs, calls.
 
-Every operation is *done* on the sample values by NumPy itself, so that dtypes, shapes and errors are
-NumPy's own, and *written down* as a node. The question answered here is where the rows are: the
+Every operation is *done* on the sample values by NumPy itself, so that dtypes, shapes and errors
+are NumPy's own, and *written down* as a node. The question answered here is where the rows are: the
 point axis of each operand, counted from the end because broadcasting aligns from the end, has to be
 the same for all operands, and becomes the point axis of the result.
 """
@@ -15,11 +15,8 @@ import numpy as np
 
 from hl_dask.errors import HlDaskError
 from hl_dask.expr import Frozen, Op, Slot
-from hl_dask.traced.base import Traced, is_traced
+from hl_dask.traced.base import Traced, is_traced, traced_operands
 from hl_dask.traced.tracer import Tracer
-
-FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
-"""NumPy function -> rule(tracer, func, args, kwargs); filled by the functions module."""
 
 NUMBERS = (bool, int, float, complex, np.generic)
 OPERATION_ERRORS = (ArithmeticError, LookupError, ValueError, TypeError)
@@ -65,7 +62,10 @@ def row_offset(tracer: Tracer, operands: tuple[Any, ...]) -> int | None:
         if offset is None:
             offset = found
         elif offset != found:
-            msg = "an operation between arrays whose rows lie on different axes (an outer product of rows)"
+            msg = (
+                "an operation between arrays whose rows lie on different axes "
+                "(an outer product of rows)"
+            )
             raise tracer.mixing(
                 msg,
                 "bring the rows to the same axis, such as x[:, None] with a (rows, k) array",
@@ -114,13 +114,13 @@ def full_rows(tracer: Tracer, array: Any, axis: int) -> Any:
         )
         raise ValueError(msg)
     tracer.asked_rows = True
-    row = tracer.same_rows(array, axis, "")
+    row = tracer.same_rows(array, axis)
     if row is None:
-        msg_0 = f"a plain array with one entry per row (shape {array.shape}) and differing entries"
+        msg = f"a plain array with one entry per row (shape {array.shape}) and differing entries"
         raise tracer.mixing(
-            msg_0,
-            "take it from a column of the model points, declare the attribute in model_points = (...), or "
-            "compute it from columns with array operations",
+            msg,
+            "take it from a column of the model points, declare the attribute in "
+            "model_points = (...), or compute it from columns with array operations",
         )
     return repeat_row(tracer, np.array(row, subok=False), axis)
 
@@ -176,7 +176,8 @@ def operation(ufunc: Callable[..., Any]) -> Op:
     """The operation of a ufunc, or of another function whose operands broadcast."""
     op = _OPS.get(ufunc)
     if op is None:
-        op = _OPS.setdefault(ufunc, Op("ufunc" if isinstance(ufunc, np.ufunc) else "rowwise", ufunc))
+        name = "ufunc" if isinstance(ufunc, np.ufunc) else "rowwise"
+        op = _OPS.setdefault(ufunc, Op(name, ufunc))
     return op
 
 
@@ -225,75 +226,7 @@ def split(
     return tuple(out)
 
 
-_POWERS = {2: np.square, -1: np.reciprocal, 0.5: np.sqrt, 1: np.positive}
-
-
-def power(base: Traced, exponent: Any) -> Any:
-    """``base ** exponent`` with the special cases that NumPy's operator makes, bit for bit."""
-    if isinstance(exponent, (int, float)) and not isinstance(exponent, (bool, np.generic)):
-        kind = base.value.dtype.kind
-        ufunc = _POWERS.get(exponent)
-        if (
-            ufunc is not None
-            and (kind in "fc" or (kind in "iu" and exponent == 2))
-            and base.value.ndim
-        ):
-            if kind in "iu" and isinstance(exponent, float):
-                return apply_ufunc(base.tracer, np.power, (base, exponent))
-            return apply_ufunc(base.tracer, ufunc, (base,))
-    return apply_ufunc(base.tracer, np.power, (base, exponent))
-
-
-def apply_ufunc_method(
-    tracer: Tracer, ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """NumPy's ``__array_ufunc__`` protocol."""
-    out = kwargs.pop("out", None)
-    if out is not None:
-        target = out[0]
-        if not (len(out) == 1 and is_traced(target) and method == "__call__" and not kwargs):
-            msg = f"out= of np.{ufunc.__name__}"
-            raise tracer.mixing(msg, "use the value that the function returns")
-        return target.take_over(apply_ufunc(tracer, ufunc, inputs), ufunc.__name__)  # type: ignore[attr-defined]
-    if ufunc is np.matmul:
-        return FUNCTIONS[np.matmul](tracer, np.matmul, inputs, kwargs)
-    if method == "__call__" and ufunc.signature is None:
-        kwargs = {k: v for k, v in kwargs.items() if v is not True or k != "where"}
-        if not kwargs:
-            return apply_ufunc(tracer, ufunc, inputs)
-        return elementwise(tracer, ufunc, inputs, kwargs)
-    rule = FUNCTIONS.get(REDUCE_AS.get(ufunc)) if method == "reduce" else None  # type: ignore[arg-type]
-    if rule is not None:
-        kwargs.setdefault("axis", 0)
-        return rule(tracer, REDUCE_AS[ufunc], inputs, kwargs)
-    raise tracer.mixing(
-        f"np.{ufunc.__name__}.{method}" if method != "__call__" else f"np.{ufunc.__name__}",
-        "write it with elementwise operations and totals (sum, min, max, any, all)",
-    )
-
-
-REDUCE_AS: dict[np.ufunc, Callable[..., Any]] = {
-    np.add: np.sum,
-    np.multiply: np.prod,
-    np.minimum: np.min,
-    np.maximum: np.max,
-    np.logical_or: np.any,
-    np.logical_and: np.all,
-}
-
-
-# ---- functions of the array namespace --------------------------------------------------------
-
-
-def apply_function(tracer: Tracer, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """NumPy's ``__array_function__`` protocol: a rule, or an escape that makes the formula opaque."""
-    rule = FUNCTIONS.get(func)
-    if rule is None:
-        name = getattr(func, "__name__", repr(func))
-        tracer.escape(f"np.{name} is not followed by hl_dask")
-        msg = f"np.{name} is not followed by hl_dask"
-        raise TypeError(msg)
-    return rule(tracer, func, args, kwargs)
+# ---- calls of functions ----------------------------------------------------------------------
 
 
 def cast(value: Any, dtype: str) -> Any:
@@ -342,27 +275,25 @@ def call(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    axis: Callable[[Any], int],
+    axis: int | Callable[[Any], int],
     offset: int | None = None,
 ) -> Any:
-    """Any function that keeps rows apart; ``axis`` tells the point axis of its result."""
+    """Any function that keeps rows apart.
+
+    Parameters
+    ----------
+    axis : int or callable
+        The point axis of the result, or a function that tells it from the result on the sample.
+    offset : int, optional
+        Where plain arrays among the arguments have their rows, counted from the end.
+    """
     ids: list[int] = []
     values: list[Any] = []
     template = flatten(tracer, tuple(args), ids, values, offset)
     options = flatten(tracer, dict(kwargs), ids, values, offset)
     value = attempt(tracer, func, fill(template, values), fill(options, values))
-    return result(tracer, Op("call", (func, template, options)), tuple(ids), value, axis(value))
-
-
-def traced_operands(value: Any) -> list[Any]:
-    """All traced arrays within (nested) arguments."""
-    if is_traced(value):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [x for v in value for x in traced_operands(v)]
-    if isinstance(value, dict):
-        return [x for v in value.values() for x in traced_operands(v)]
-    return []
+    position = axis(value) if callable(axis) else axis
+    return result(tracer, Op("call", (func, template, options)), tuple(ids), value, position)
 
 
 def elementwise(
@@ -370,7 +301,6 @@ def elementwise(
     func: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    value_args: tuple[int, ...] | None = None,
 ) -> Any:
     """A function whose operands broadcast against each other (where, clip, isclose ...)."""
     offset = row_offset(tracer, tuple(traced_operands((args, kwargs))))
@@ -379,6 +309,11 @@ def elementwise(
         func,
         args,
         kwargs,
-        axis=lambda value: -1 if offset is None else np.ndim(value) + offset,
+        axis=lambda value: aligned(value, offset),
         offset=offset,
     )
+
+
+def aligned(value: Any, offset: int | None) -> int:
+    """The point axis of a value whose rows lie at ``offset``, counted from the end."""
+    return -1 if offset is None else np.ndim(value) + offset

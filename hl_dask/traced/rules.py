@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from hl_dask.traced.base import has_rows, is_traced
-from hl_dask.traced.ops import call, check_session, plainly
+from hl_dask.traced.dispatch import plainly
+from hl_dask.traced.ops import call, check_session
 from hl_dask.traced.tracer import Tracer
 
 Rule = Callable[[Tracer, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]

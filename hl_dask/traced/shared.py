@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hl_dask.traced.ops import FUNCTIONS
+from hl_dask.traced.dispatch import FUNCTIONS
 
 
 class SharedArray(np.ndarray[Any, Any]):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hl_dask.traced import ops
+from hl_dask.traced.lookups import apply_lookup
 from hl_dask.traced.tracer import Tracer
 
 ABSENT = -2
@@ -36,8 +36,8 @@ class TracedText:
         self.codes = codes
         self.categories = categories
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         return pd.Categorical
 
     @property
@@ -123,7 +123,7 @@ class TracedText:
         raise TypeError(msg)
 
     def __hl_lookup__(self, table: Any, keys: tuple[Any, ...]) -> Any:
-        return ops.apply_lookup(self.tracer, table, keys)
+        return apply_lookup(self.tracer, table, keys)
 
     def plain(self, codes: Any) -> pd.Categorical:
         """The column as it is in a plain run, with these codes."""

@@ -76,7 +76,8 @@ class Tracer:
         """The error for an operation that combines rows in a way that blocks cannot reproduce."""
         return self.fail(
             RowMixingError(
-                f"{what} combines or picks rows of the whole portfolio and cannot be cut into blocks",
+                f"{what} combines or picks rows of the whole portfolio and cannot be cut into "
+                "blocks",
                 remedy=remedy,
             )
         )
@@ -113,7 +114,8 @@ class Tracer:
             raise self.fail(self._differs(op, args))
         if np.geterr() != QUIET:
             self.escape(
-                "np.errstate within the formula notices floating-point errors, which depend on the rows"
+                "np.errstate within the formula notices floating-point errors, which depend on "
+                "the rows"
             )
         graph = self.graph
         kinds = graph.kinds
@@ -138,15 +140,12 @@ class Tracer:
         """Node of a shared value: a Python or NumPy scalar or an array without a point axis."""
         if isinstance(value, np.ndarray):
             return self._array_constant(value)
-        key: Hashable = (type(value), value)
-        try:
-            if value == 0 or value != value:
-                # 0.0 and -0.0 are equal but not the same, and NaN is not equal to itself.
-                key = (type(value), repr(value))
-            found = self.scalars.get(key)
-        except (TypeError, ValueError):
-            key = (type(value), "id", id(value))
-            found = self.scalars.get(key)
+        kind = type(value)
+        key: Hashable = (kind, value)
+        if (kind is not float and kind is not int) or value == 0 or value != value:
+            # Equal is not the same: 0.0 and -0.0, a day and 24 hours; and NaN is not even equal.
+            key = _exact_key(value)
+        found = self.scalars.get(key)
         if found is None:
             found = self._intern_constant(key, value)
             self.scalars[key] = found
@@ -184,24 +183,24 @@ class Tracer:
     def _leak(self, value: Any) -> HlDaskError:
         shown = repr(value) if not isinstance(value, np.ndarray) else f"an array {value.shape}"
         return RowMixingError(
-            f"the constant {shown[:80]} appears on one sample of the rows and not on another: it was "
-            "derived from the rows, drawn at random, or kept from an earlier call",
-            remedy="keep it in the formulas as an array operation (x.sum(), x.mean() are followed), pass "
-            "it as an assumption, or seed the random draw and pass it in",
+            f"the constant {shown[:80]} appears on one sample of the rows and not on another: it "
+            "was derived from the rows, drawn at random, or kept from an earlier call",
+            remedy="keep it in the formulas as an array operation (x.sum(), x.mean() are "
+            "followed), pass it as an assumption, or seed the random draw and pass it in",
         )
 
     def _differs(self, op: Op, args: tuple[int, ...]) -> HlDaskError:
         shown = op.static if op.name != "column" else f"column {op.static}"
         return RowMixingError(
-            f"the operation {op.name} {str(shown)[:80]} is done on one sample of the rows and not on "
-            "another: which operations are done depends on the rows",
-            remedy="use np.where for choices by row, and totals such as (x > 0).any() for choices by "
-            "portfolio",
+            f"the operation {op.name} {str(shown)[:80]} is done on one sample of the rows and not "
+            "on another: which operations are done depends on the rows",
+            remedy="use np.where for choices by row, and totals such as (x > 0).any() for choices "
+            "by portfolio",
         )
 
     # ---- sample values -----------------------------------------------------------------------
 
-    def same_rows(self, value: Array, axis: int, what: str) -> Array | None:
+    def same_rows(self, value: Array, axis: int) -> Array | None:
         """The single row (kept as an axis of length 1) of a plain array with one row per point.
 
         Returns None when the array's rows differ, which makes it a leak of row order or count.
@@ -227,3 +226,17 @@ class Tracer:
 QUIET = {"divide": "ignore", "over": "ignore", "under": "ignore", "invalid": "ignore"}
 """NumPy's error state during a recording."""
 LEAVES = {"constant": SHARED, "column": POINT, "opaque": POINT, "full": POINT}
+
+
+def _exact_key(value: Any) -> Hashable:
+    """A key that two scalars share only when they are the same bit for bit."""
+    kind = type(value)
+    if isinstance(value, np.generic) and not value.dtype.hasobject:
+        return (kind, value.dtype.str, value.tobytes())
+    if isinstance(value, (bool, int, float, complex, str, bytes)):
+        return (kind, repr(value))
+    try:
+        hash(value)
+    except TypeError:
+        return (kind, "id", id(value))
+    return (kind, value)
