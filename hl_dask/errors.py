@@ -46,6 +46,7 @@ class HlDaskError(Exception):
         self.file = file
         self.remedy = remedy
         self.callers: list[str] = []
+        self.rows: str | None = None
 
     def called_by(self, call: str) -> None:
         """Note a formula call through which the error passed on its way out."""
@@ -59,6 +60,7 @@ class HlDaskError(Exception):
                 ("formula", self.formula),
                 ("column", self.column),
                 ("file", self.file),
+                ("rows", self.rows),
             )
             if value is not None
         ]

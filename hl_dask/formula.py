@@ -208,6 +208,7 @@ class BoundFormula:
         self.instance = instance
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The formula's value, evaluated now if it was not before."""
         return self.instance._session.call(self.formula, self.instance, args, kwargs)
 
     def __reduce__(self) -> Any:

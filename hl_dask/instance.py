@@ -16,7 +16,7 @@ import numpy as np
 from hl_dask.declared import check_undeclared, join_points
 from hl_dask.errors import DataError, ModelError, PlanError, ReadOnlyError
 from hl_dask.execution import Recorded
-from hl_dask.formula import OWN_STATE, BoundFormula, Formula, Session
+from hl_dask.formula import DEFAULT, OWN_STATE, BoundFormula, Formula, Session
 from hl_dask.plan import ActionPlan
 from hl_dask.points import ModelPoints, is_scalar_record
 from hl_dask.record import Subject
@@ -49,7 +49,7 @@ class Instance:
     _result: Result | None
     _reports: list[Report] | None
     _proj_len: int | None
-    _default_agg: Callable[..., Any] | None
+    _default_agg: Any
     _derived: dict[str, Any]
     _edition: int
 
@@ -75,7 +75,7 @@ class Instance:
         model.__dict__.update(
             _points=None, _scalars=None, _plan=None, _kept=None, _proj_len=None, _edition=0
         )
-        model.__dict__.update(_default_agg=cls.default_agg, _derived={})
+        model.__dict__.update(_default_agg=DEFAULT, _derived={})
         model._clear()
         return model
 
@@ -96,6 +96,11 @@ class Instance:
                 if name not in found and type(formula) is Formula:
                     found[name] = formula
         return list(found.values())
+
+    def _default(self) -> Callable[..., Any] | None:
+        """The aggregate of formulas that name none: given to the constructor, or by the class."""
+        given: Any = self._default_agg
+        return type(self).default_agg if given is DEFAULT else given
 
     def _check_name(self, name: str) -> None:
         if isinstance(getattr(type(self), name, None), Formula):
@@ -248,7 +253,7 @@ class Instance:
     def _subject(self, points: ModelPoints | None, outputs: Sequence[str] | None) -> Subject:
         """A snapshot of the model for a recording."""
         formulas = self._formulas()
-        wanted = choose(formulas, self._default_agg, outputs)
+        wanted = choose(formulas, self._default(), outputs)
         return Subject(self._snapshot(), formulas, points, self._declared(), wanted)
 
 

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from hl_dask.aggregate import COMBINE, Partial
 from hl_dask.errors import FormulaError, HlDaskError
 from hl_dask.expr import REDUCTIONS, Graph
+from hl_dask.opaque import BlockSession
 from hl_dask.program import ALIGN, VIEWS, Program, register_bytes, row_bytes
-from hl_dask.trace import BlockSession
 from hl_dask.traced import fill, reduce_rows
 
 Array = NDArray[Any]

@@ -25,6 +25,7 @@ from dask.task_spec import Task, TaskRef
 
 from hl_dask.aggregate import Tree, merge_trees
 from hl_dask.blocks import Blocks
+from hl_dask.errors import HlDaskError
 from hl_dask.kernel import Machine, unpack
 from hl_dask.points import ModelPoints
 from hl_dask.program import Program
@@ -82,7 +83,12 @@ class ChunkRunner:
         for block in self.blocks.blocks_of(chunk):
             first, last = self.blocks.block(block)
             part = {k: v[first - start : last - start] for k, v in columns.items()}
-            tree.add(block, machine.run_block(part, last - first))
+            try:
+                tree.add(block, machine.run_block(part, last - first))
+            except HlDaskError as error:
+                # A row number in the message counts from the first row of the block.
+                error.rows = f"{first:,} to {last - 1:,}, counted from the first of them"
+                raise
         return tree
 
 

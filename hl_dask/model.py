@@ -18,7 +18,15 @@ from hl_dask.instance import ABSENT, Instance
 from hl_dask.plan import ActionPlan
 from hl_dask.points import ModelPoints
 from hl_dask.replay import ReportingSession, plain_view, run_before
-from hl_dask.report import Report, by_call, check_proj_len, choose, in_order, run_formulas
+from hl_dask.report import (
+    Report,
+    by_call,
+    check_proj_len,
+    choose,
+    in_order,
+    run_formulas,
+    unreported,
+)
 from hl_dask.result import Result, tabulate, tabulate_values
 from hl_dask.run import Settings
 
@@ -84,13 +92,17 @@ class Model(Instance, framework=True):
         points = self._row_points()
         if points is not None and not points.in_memory:
             points = points.loaded()
-        wanted = choose(self._formulas(), self._default_agg, everything=True)
+        wanted = choose(self._formulas(), self._default())
         data = self._scalars if self._scalars is not None else plain_view(points)
         rows = points.rows if points is not None else None
         session = ReportingSession(data, rows, wanted, proj_len)
         clone = self._snapshot()(session)
         run_before(session, clone)
         run_formulas(wanted, clone, proj_len)
+        # The report is closed before formulas are evaluated that are not part of it: what only they
+        # call is not part of it either, as in a replay.
+        session.wanted = unreported(self._formulas(), wanted)
+        run_formulas(session.wanted, clone, proj_len)
         session.running = False
         self._publish(clone, session, proj_len)
         self._after_run()
@@ -328,7 +340,7 @@ class Model(Instance, framework=True):
         points = self._row_points(points)
         cls = type(self)
         digest = state_digest(cls, self._given(), OWN_STATE | set(cls.model_points))
-        state = None if digest is None else (digest, proj_len, names, repr(self._default_agg))
+        state = None if digest is None else (digest, proj_len, names, repr(self._default()))
         return Order(cls.__name__, self._subject(points, names), proj_len, names, block_rows, state)
 
 

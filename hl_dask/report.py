@@ -46,8 +46,6 @@ def choose(
     formulas: Sequence[Formula],
     default: Any,
     outputs: Sequence[str] | None = None,
-    *,
-    everything: bool = False,
 ) -> Wanted:
     """The formulas of a run.
 
@@ -59,8 +57,6 @@ def choose(
         Aggregate of formulas that name none.
     outputs : sequence of str, optional
         Names of the formulas to be reported; all that have an aggregate by default.
-    everything : bool
-        Evaluate formulas of t that are not reported, too, as a plain run does.
 
     Raises
     ------
@@ -80,10 +76,15 @@ def choose(
         if function is not None and (outputs is None or formula.name in outputs):
             aggregates[formula] = function
     return Wanted(
-        tuple(f for f in formulas if f.of_t and (everything or f in aggregates)),
+        tuple(f for f in formulas if f.of_t and f in aggregates),
         tuple(f for f in formulas if not f.params and f in aggregates),
         aggregates,
     )
+
+
+def unreported(formulas: Sequence[Formula], wanted: Wanted) -> Wanted:
+    """The other formulas of t, which a plain run evaluates as well, and reports nothing of."""
+    return Wanted(tuple(f for f in formulas if f.of_t and f not in wanted.aggregates), (), {})
 
 
 def check_proj_len(proj_len: Any) -> int:

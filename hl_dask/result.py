@@ -112,6 +112,12 @@ class Result:
         have columns ``(name, argument, ...)``.
     values : dict
         Reported formulas without t.
+    cache_agg : dict of str to dict
+        Reported values by formula name and arguments.
+    reports : list of (formula, arguments, value)
+        The same as a list in the order of definition; empty in a copy.
+    proj_len : int
+        The last time step.
     stats : RunStats
         Time, memory, chunks.
     plan : ActionPlan
@@ -128,18 +134,15 @@ class Result:
     ) -> None:
         self.df_agg, self.values = tabulate(reports, proj_len)
         self.reports = reports
+        self.cache_agg = by_call(reports)
         self.proj_len = proj_len
         self.stats = stats
         self.plan = plan
         self._graph = graph
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_graph": None}
-
-    @property
-    def cache_agg(self) -> dict[str, dict[tuple[Any, ...], Any]]:
-        """Reported values by formula name and arguments."""
-        return by_call(self.reports)
+        # Formulas of a class that is pickled by value cannot be pickled apart from it.
+        return {**self.__dict__, "_graph": None, "reports": []}
 
     def visualize(self, filename: str | Path = "hl_dask.svg", **options: Any) -> Any:
         """Draw the Dask graph of the run; see :func:`dask.visualize`. Needs the extra ``plot``.

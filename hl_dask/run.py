@@ -36,7 +36,7 @@ from hl_dask.record import Recording
 from hl_dask.replay import same_number
 
 CHUNK_BLOCKS = 1
-"""Blocks of a chunk by default: some 65,000 rows, a few tenths of a second."""
+"""Blocks of a chunk by default: some 130,000 rows, half a second."""
 MOST_PASSES = 24
 """Passes over the rows for the sake of Python values, before the run gives up."""
 STEP_BYTES = 900

@@ -104,6 +104,7 @@ def on_fresh_stack(evaluate: Callable[[], Any], stack: CallStack) -> Any:
     context = contextvars.copy_context()
     stacks = _stacks()
     outcome: list[Any] = []
+    done = threading.Event()
 
     def work() -> None:
         _THREAD.stacks = stacks
@@ -111,20 +112,22 @@ def on_fresh_stack(evaluate: Callable[[], Any], stack: CallStack) -> Any:
             outcome.append((True, context.run(evaluate)))
         except BaseException as error:
             outcome.append((False, error))
+        finally:
+            done.set()
 
-    thread = threading.Thread(target=work, name="hl_dask-deep", daemon=True)
-    thread.start()
+    threading.Thread(target=work, name="hl_dask-deep", daemon=True).start()
     try:
-        thread.join()
+        # Not Thread.join: interrupted once, it takes the thread to have ended (Python 3.11, 3.12).
+        done.wait()
     except BaseException:
         # Ctrl-C reaches the main thread, which waits here. The other one stops at its next formula
         # call; were it left to itself, it would go on with a call stack that is unwound here.
         stack.interrupted = True
-        thread.join()
+        done.wait()
         stack.interrupted = False
         raise
-    done, value = outcome[0]
-    if done:
+    succeeded, value = outcome[0]
+    if succeeded:
         return value
     raise value
 

@@ -15,7 +15,6 @@ from hl_dask.dataview import DataView
 from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
 from hl_dask.expr import Op
 from hl_dask.formula import Formula, bind_key, call_text, unhashable
-from hl_dask.opaque import BlockSession as BlockSession  # noqa: PLC0414 - until kernel has moved
 from hl_dask.opaque import OpaqueCall, Rows, SampleSession, as_rows, check_per_point, has_rows
 from hl_dask.points import ModelPoints
 from hl_dask.session import HOP, CallStack, formula_error, on_fresh_stack

@@ -664,3 +664,41 @@ def test_a_failing_aggregate_is_named(columns: Columns) -> None:
     for action in ("RunModel", "GenerateActions"):
         with pytest.raises((FormulaError, RowMixingError), match=r"f\(0\)"):
             getattr(Model(data=columns, lapse=0.1), action)(1)
+
+
+def test_a_plain_run_reports_what_a_replay_reports(columns: Columns) -> None:
+    class Model(hl.Model):
+        def g(self, t, k):
+            return self.data["premium"] * k
+
+        @hl.agg(None)
+        def h(self, t):
+            return self.g(t, 2) + self.g(t, 3)
+
+        def f(self, t):
+            return self.g(t, 3)
+
+    model = Model(data=columns)
+    model.RunModel(2)
+    plain = model.df_agg
+    assert list(plain.columns) == [("g", 3), ("f", "")]
+    assert len(model.cache["h"]) == 3
+    result = model.ExecuteActions()
+    pd.testing.assert_frame_equal(result.df_agg, plain)
+
+
+def test_an_error_in_a_block_says_which_rows(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return hl.lookup(self.rates, self.data["age"])
+
+    model = Model(data=columns, rates=np.zeros(130))
+    model.GenerateActions(0)
+    ages = np.full(1000, 30)
+    ages[777] = 200
+    model.data = {**{k: v[:1000] for k, v in columns.items()}, "age": ages}
+    with pytest.raises(hl.HlDaskError) as info:
+        model.ExecuteActions(block_rows=100)
+    assert "rows 700 to 799" in str(info.value)
+    assert "200" in str(info.value)
+    assert "f(0)" in str(info.value)
