@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
 import signal
+import sys
 import threading
 import time
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import cloudpickle
 import dask
@@ -165,8 +167,10 @@ def test_a_lazy_result_checks_memory_at_once(columns: Columns) -> None:
         Term(data=columns, lapse=0.1).ExecuteActions(2, memory="1MB", compute=False)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("graphviz") is not None, reason="can draw")
-def test_drawing_without_graphviz_says_what_to_install(columns: Columns) -> None:
+def test_drawing_without_graphviz_says_what_to_install(
+    columns: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "graphviz", None)
     model = Term(data=columns, lapse=0.1)
     lazy = model.ExecuteActions(2, compute=False)
     result = lazy.compute()
@@ -186,11 +190,20 @@ def test_a_result_can_be_pickled(columns: Columns) -> None:
         copied.visualize()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("graphviz") is None, reason="needs graphviz")
-def test_a_result_draws_its_graph(columns: Columns, tmp_path: Path) -> None:
-    result = Term(data=columns, lapse=0.1).ExecuteActions(2)
+def test_a_result_draws_its_graph(
+    columns: Columns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    graphviz = ModuleType("graphviz")
+    graphviz.__spec__ = ModuleSpec("graphviz", None)
+    monkeypatch.setitem(sys.modules, "graphviz", graphviz)
+    monkeypatch.setattr(dask, "visualize", lambda *args, **kwargs: drawn.append((args, kwargs)))
+    result = Term(data=columns, lapse=0.1).ExecuteActions(2, block_rows=100)
     result.visualize(tmp_path / "graph.svg")
-    assert (tmp_path / "graph.svg").exists()
+    (collection,), options = drawn[0]
+    assert options["filename"] == str(tmp_path / "graph.svg")
+    names = {key[0].split("-")[0] for key in collection.__dask_graph__() if isinstance(key, tuple)}
+    assert names == {"chunk", "merge"}
 
 
 # --- what is published -------------------------------------------------------------------------
