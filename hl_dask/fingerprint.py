@@ -62,10 +62,16 @@ def _code_parts(code: types.CodeType) -> tuple[Any, ...]:
     return code.co_code, consts, code.co_names, code.co_freevars
 
 
-def reachable_digests(instance: Any, formulas: Iterable[Formula]) -> dict[str, str]:
+def reachable_digests(
+    instance: Any, formulas: Iterable[Formula]
+) -> tuple[dict[str, str], set[str] | None]:
     """Digests of what each formula can reach outside its arguments, and of each attribute.
 
-    What cannot be digested is left out.
+    Returns
+    -------
+    (dict of str to str, set of str or None)
+        Digests by name, without what cannot be digested; and the names that all code within reach
+        mentions, None when there is code that cannot be looked at.
     """
     things: dict[str, Any] = {f.name: f for f in formulas}
     for cls in type(instance).__mro__:
@@ -74,16 +80,21 @@ def reachable_digests(instance: Any, formulas: Iterable[Formula]) -> dict[str, s
             things.update(helpers)
     things.update({k: v for k, v in instance.__dict__.items() if k not in OWN_STATE})
     found = {}
+    names: set[str] | None = set()
     for name, thing in things.items():
         if isinstance(thing, BoundFormula):
             continue
         sha = hashlib.sha256()
+        walker = _Walker(sha)
         try:
-            _Walker(sha).add(thing)
+            walker.add(thing)
         except (UndigestibleError, RecursionError):
+            names = None
             continue
         found[name] = sha.hexdigest()
-    return found
+        if names is not None:
+            names |= walker.names
+    return found, names
 
 
 def state_digest(cls: type, attributes: Mapping[str, Any], skip: AbstractSet[str]) -> str | None:
@@ -130,6 +141,7 @@ class _Walker:
     def __init__(self, sha: Any) -> None:
         self.sha = sha
         self.seen: dict[int, Any] = {}
+        self.names: set[str] = set()
 
     def add(self, value: Any) -> None:
         """Digest one object."""
@@ -217,6 +229,7 @@ class _Walker:
             self._named(function)
             return
         names = _names(code)
+        self.names |= names
         if names & IMPURE:
             raise UndigestibleError(function.__qualname__)
         self.sha.update(repr(_code_parts(code)).encode())

@@ -34,6 +34,8 @@ SAMPLE_ROWS = (997, 499)
 """Rows of the two samples; unusual, so that they meet no other length by accident."""
 SAMPLE_BYTES = 64 * 2**20
 """Sample values that a trace may hold before it starts again with fewer rows."""
+CHANGE_ERRORS = frozenset({"errstate", "seterr", "seterrcall"})
+"""Names without which no formula changes how NumPy treats floating-point errors."""
 SMALLEST_SAMPLE = 31
 
 
@@ -169,6 +171,11 @@ def no_collection() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if gc.get_freeze_count() == 0:
+                # What was made meanwhile is old by now: the next collection of young objects, which
+                # comes at once, would go through all of it.
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -176,9 +183,13 @@ def _record(
     subject: Subject, proj_len: int, sizes: tuple[int, int], assumed: dict[int, Any], graph: Graph
 ) -> Recording:
     first_rows, second_rows = split_sample(subject.points, sizes)
-    before = reachable_digests(subject.clone(None), subject.formulas)
+    before, names = reachable_digests(subject.clone(None), subject.formulas)
     first = First(subject.wanted, proj_len)
-    session = _trace(subject, proj_len, first_rows, graph, assumed, first, frozen=False)
+    # Asking NumPy for its error state at every operation takes a tenth of the recording.
+    watch = names is None or bool(names & CHANGE_ERRORS)
+    session = _trace(
+        subject, proj_len, first_rows, graph, assumed, first, frozen=False, watch_errors=watch
+    )
     _check_state(subject, session, before)
     values = first.finish(session)
     opaque = dict(session.opaque)
@@ -216,7 +227,7 @@ def _check_state(subject: Subject, session: TraceSession, before: dict[str, str]
     """
     if not session.tracer.guards and not session.tracer.asked_rows:
         return
-    after = reachable_digests(subject.clone(None), subject.formulas)
+    after, _ = reachable_digests(subject.clone(None), subject.formulas)
     changed = [name for name, digest in before.items() if after.get(name, digest) != digest]
     if changed:
         own = {f.name for f in subject.formulas}
@@ -266,9 +277,11 @@ def _trace(
     follower: First,
     *,
     frozen: bool,
+    watch_errors: bool = False,
 ) -> TraceSession:
     rows = subject.points.rows if subject.points is not None else 1
     tracer = Tracer(graph, rows=rows, sample_rows=len(positions), frozen=frozen, assumed=assumed)
+    tracer.watch_errors = watch_errors
     session = TraceSession(tracer, subject.points, positions, shadow=not frozen and not assumed)
     if len(positions) > SMALLEST_SAMPLE and not frozen:
         session.limit_bytes = SAMPLE_BYTES

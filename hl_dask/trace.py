@@ -32,9 +32,9 @@ BEFORE_RUN = "BeforeRun"
 RELEASED: Any = object()
 """Takes the place of a value that the second trace does not need any more."""
 NO_COLUMNS: dict[str, None] = {}
-SHADOWS = 4
+SHADOWS = 3
 """First calls of a formula that are evaluated on plain arrays as well."""
-SHADOW_EVERY = 32
+SHADOW_EVERY = 64
 """After them, one call in so many is."""
 
 
@@ -193,7 +193,7 @@ class TraceSession:
         except TypeError as error:
             raise unhashable(formula, key) from error
         if call_id is None:
-            if any(is_traced(a) for a in key):
+            if TracedArray in map(type, key):
                 frame = (formula, tuple(a.concrete() if is_traced(a) else a for a in key))
                 call_id = self.index.get(frame)
             if call_id is None:

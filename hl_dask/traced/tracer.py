@@ -43,6 +43,7 @@ class Tracer:
         self.frozen = frozen
         self.assumed = assumed
         self.guards: list[tuple[int, Any]] = []
+        self.watch_errors = True
         self.asked_rows = False
         self.owner: Any = None
         self.escapes: list[str] = []
@@ -112,7 +113,7 @@ class Tracer:
         """Append an operation that the graph does not hold; an error in the second trace."""
         if self.frozen:
             raise self.fail(self._differs(op, args))
-        if np.geterr() != QUIET:
+        if self.watch_errors and np.geterr() != QUIET:
             self.escape(
                 "np.errstate within the formula notices floating-point errors, which depend on "
                 "the rows"
