@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ from hl_dask.formula import Formula
 from hl_dask.kernel import Machine
 from hl_dask.points import ModelPoints
 from hl_dask.program import compile_program
-from hl_dask.record import Recording, Subject, record
+from hl_dask.record import SAMPLE_ROWS, Recording, Subject, record
 from hl_dask.replay import ReportingSession, plain_view, run_before
 from hl_dask.report import run_formulas
+from hl_dask.run import Projection, Settings
 
 COLUMNS = ["call", "plain", "replay", "difference"]
 
@@ -39,8 +41,9 @@ def compare(subject: Subject, proj_len: int) -> pd.DataFrame:
     """
     if subject.points is None:
         return pd.DataFrame(columns=COLUMNS)
-    recording = record(subject, proj_len)
-    sample = _sample(subject.points, recording.sample)
+    positions = subject.points.sample_positions(sum(SAMPLE_ROWS))
+    sample = _sample(subject.points, positions)
+    recording = _verified(replace(subject, points=sample), proj_len, sample)
     memo = _plain_values(subject, sample, proj_len)
     rows = []
     for number, replayed in _replayed_values(recording, sample).items():
@@ -50,6 +53,20 @@ def compare(subject: Subject, proj_len: int) -> pd.DataFrame:
         if found is not None:
             rows.append((call.text, *found))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _verified(subject: Subject, proj_len: int, sample: ModelPoints) -> Recording:
+    """A recording of the sample as if it were all there is, with the totals of all of it."""
+
+    def again(recording: Recording, assumed: dict[int, Any]) -> Recording:
+        return record(subject, proj_len, assumed=assumed, graph=recording.graph)
+
+    settings = Settings(scheduler="synchronous", progress=False)
+    first = record(subject, proj_len)
+    projection = Projection(first, again, sample, sample.rows, settings)
+    if not first.opaque:
+        projection.run()
+    return projection.recording
 
 
 def _sample(points: ModelPoints, positions: Any) -> ModelPoints:

@@ -9,6 +9,7 @@ formulas.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import threading
 from collections.abc import Callable, Iterable
@@ -105,8 +106,15 @@ def on_fresh_stack(evaluate: Callable[[], Any], stack: CallStack) -> Any:
     stacks = _stacks()
     outcome: list[Any] = []
     done = threading.Event()
+    turn = threading.Lock()
+    begun = cancelled = False
 
     def work() -> None:
+        nonlocal begun
+        with turn:
+            if cancelled:
+                return
+            begun = True
         _THREAD.stacks = stacks
         try:
             outcome.append((True, context.run(evaluate)))
@@ -115,21 +123,32 @@ def on_fresh_stack(evaluate: Callable[[], Any], stack: CallStack) -> Any:
         finally:
             done.set()
 
-    threading.Thread(target=work, name="hl_dask-deep", daemon=True).start()
     try:
+        threading.Thread(target=work, name="hl_dask-deep", daemon=True).start()
         # Not Thread.join: interrupted once, it takes the thread to have ended (Python 3.11, 3.12).
         done.wait()
     except BaseException:
-        # Ctrl-C reaches the main thread, which waits here. The other one stops at its next formula
-        # call; were it left to itself, it would go on with a call stack that is unwound here.
-        stack.interrupted = True
-        done.wait()
-        stack.interrupted = False
+        # Ctrl-C reaches the main thread, which waits here (or is still starting the other one). The
+        # other one stops at its next formula call; were it left to itself, it would go on with a
+        # call stack that is unwound here.
+        with turn:
+            cancelled = True
+        if begun:
+            stack.interrupted = True
+            _wait_whatever_comes(done)
+            stack.interrupted = False
         raise
     succeeded, value = outcome[0]
     if succeeded:
         return value
     raise value
+
+
+def _wait_whatever_comes(done: threading.Event) -> None:
+    """Wait for an event through further interrupts."""
+    while not done.is_set():
+        with contextlib.suppress(KeyboardInterrupt):
+            done.wait()
 
 
 class PlainSession:

@@ -20,6 +20,7 @@ import pytest
 from dask.base import is_dask_collection
 
 import hl_dask as hl
+import hl_dask.kernel
 from hl_dask.errors import (
     FormulaError,
     MemoryBudgetError,
@@ -715,3 +716,40 @@ def test_an_error_in_a_block_says_which_rows(columns: Columns) -> None:
     assert "rows 700 to 799" in str(info.value)
     assert "200" in str(info.value)
     assert "f(0)" in str(info.value)
+
+
+def test_check_takes_the_sample_for_all_there_is(columns: Columns) -> None:
+    class Model(hl.Model):
+        def mean(self, t):
+            return self.data["premium"].sum() / len(self.data)
+
+        def deviation(self, t):
+            return self.data["premium"] - float(self.mean(t))
+
+        def sign(self, t):
+            return self.data["premium"] * (1 if self.mean(t) > 200.0 else -1)
+
+    many = {k: np.concatenate([v, v, v]) for k, v in columns.items()}
+    many["premium"] = np.sort(many["premium"])
+    assert len(Model(data=many).Check(1)) == 0
+
+
+def test_check_lists_what_differs(columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Term(data=columns, lapse=0.1)
+    assert model.Check(2).empty
+    original = hl_dask.kernel.Machine._load
+
+    def shifted(self: Any, column: str, out: Any) -> Any:
+        function, arguments = original(self, column, out)
+
+        def load() -> None:
+            function(*arguments)
+            out[0] += 1
+
+        return load, ()
+
+    monkeypatch.setattr(hl_dask.kernel.Machine, "_load", shifted)
+    differences = model.Check(2)
+    assert set(differences.columns) == {"call", "plain", "replay", "difference"}
+    assert "pols_if(0)" in set(differences["call"])
+    assert (differences["difference"] > 0).all()
