@@ -135,6 +135,7 @@ def test_errors_are_shown_without_a_traceback(error, says, temporary, monkeypatc
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to another process")
+@pytest.mark.usefixtures("interruptible")
 def test_interrupt_removes_the_temporary_files(temporary):
     process = subprocess.Popen(
         [*COMMAND, "demo", "--rows", "3000000"],

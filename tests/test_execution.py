@@ -310,6 +310,7 @@ def test_ctrl_c_in_a_formula_leaves_the_model_usable(columns: Columns, action: s
     check_term(model.ExecuteActions().df_agg, columns, 2)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_on_the_way_down_stops_all_of_it() -> None:
     """The main thread gets the interrupt while another one is deep in the recursion."""
 
@@ -753,3 +754,27 @@ def test_check_lists_what_differs(columns: Columns, monkeypatch: pytest.MonkeyPa
     assert set(differences.columns) == {"call", "plain", "replay", "difference"}
     assert "pols_if(0)" in set(differences["call"])
     assert (differences["difference"] > 0).all()
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_during_a_replay_on_threads_ends_soon_and_leaves_the_model_usable() -> None:
+    class Slow(hl.Model):
+        @hl.per_point
+        def slow(self, t):
+            if switch.on and threading.current_thread() is not main:
+                signal.pthread_kill(main.ident, signal.SIGINT)
+                time.sleep(0.05)
+            return np.asarray(self.data["x"]) * (t + 1.0)
+
+    switch, main = SimpleNamespace(on=False), threading.main_thread()
+    x = np.arange(4_000.0)
+    model = Slow(data={"x": x})
+    model.GenerateActions(1)
+    switch.on = True
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        model.ExecuteActions(block_rows=10, workers=2)
+    assert time.perf_counter() - started < 20
+    switch.on = False
+    result = model.ExecuteActions(block_rows=10, workers=2)
+    assert result.df_agg["slow"].tolist() == [x.sum(), 2 * x.sum()]
