@@ -165,12 +165,7 @@ class Machine:
                 found = arrays[node] = self._value(node, rows, registers, array)
             return found
 
-        steps: list[Step] = []
-        nodes: list[int] = []
-        for node in program.order:
-            steps.append(self._step(node, graph, array))
-            nodes.append(node)
-        return steps, nodes
+        return [self._step(node, graph, array) for node in program.order], program.order
 
     def _registers(self, rows: int) -> list[Array]:
         out: list[Array] = []
@@ -209,11 +204,11 @@ class Machine:
         """The step of a node that is no view: a function, and its arguments with the result."""
         op = graph.ops[node]
         args = [array(a) for a in graph.args[node]]
+        if op.name == "ufunc":
+            return _ufunc_step(op.static, args, array(node))
         if op.name in REDUCTIONS:
             return self._partial_step(node, args[0])
         out = array(node)
-        if op.name == "ufunc":
-            return _ufunc_step(op.static, args, out)
         if op.name == "column":
             return self._load(str(op.static), out)
         if op.name == "lookup":

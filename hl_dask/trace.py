@@ -178,6 +178,17 @@ class TraceSession:
         self, formula: Formula, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Value of a formula, as traced arrays."""
+        if not kwargs and len(args) == formula.arity and self.frames:
+            # Most calls read a value that is there, and need no more than this.
+            try:
+                known = self.index.get((formula, args))
+            except TypeError:
+                known = None
+            if known is not None:
+                self.frames[-1].reads[known] = None
+                value = self.calls[known].value
+                if value is not RELEASED:
+                    return value
         value = self.calls[self.call_id(formula, args, kwargs)].value
         if value is RELEASED and self.frames:
             # Only the run itself asks for a value again, and does not use it.
