@@ -49,7 +49,7 @@ def combine_moments(left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
     return np.stack([count, mean, m2])
 
 
-COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+UFUNCS: dict[str, np.ufunc] = {
     "sum": np.add,
     "prod": np.multiply,
     "min": np.minimum,
@@ -58,6 +58,10 @@ COMBINE: dict[str, Callable[[Any, Any], Any]] = {
     "fmax": np.fmax,
     "any": np.logical_or,
     "all": np.logical_and,
+}
+"""Reductions that combine two partials as they combine two rows."""
+COMBINE: dict[str, Callable[[Any, Any], Any]] = {
+    **UFUNCS,
     "moments": combine_moments,
     "nanmoments": combine_moments,
 }

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hl_dask.aggregate import COMBINE, Partial
+from hl_dask.aggregate import UFUNCS, Partial
 from hl_dask.errors import FormulaError, HlDaskError
 from hl_dask.expr import REDUCTIONS, Graph
 from hl_dask.opaque import BlockSession
@@ -244,7 +244,7 @@ class Machine:
             return reduce_rows, (value, static, target)
         target = vector[slot.start : slot.stop].reshape(slot.shape)
         # Positional arguments: this is done once for each reported number and block.
-        reduce = COMBINE[kind].reduce  # type: ignore[attr-defined]
+        reduce = UFUNCS[kind].reduce
         return reduce, (value, axes if len(axes) > 1 else axes[0], dtype, target, keepdims)
 
 

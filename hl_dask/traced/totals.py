@@ -6,11 +6,11 @@ the moments behind a variance). All other totals are broken down into those.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from hl_dask.aggregate import UFUNCS
 from hl_dask.expr import Op
 from hl_dask.traced import ops
 from hl_dask.traced.base import Traced, has_rows, is_traced, sample_value
@@ -28,27 +28,6 @@ from hl_dask.traced.rules import (
 from hl_dask.traced.tracer import Tracer
 
 SUM_OF_ROWS = Op("reduce", ("sum", (0,), False, None))
-REDUCERS: dict[str, Callable[..., Any]] = {
-    "sum": np.add.reduce,
-    "prod": np.multiply.reduce,
-    "min": np.minimum.reduce,
-    "max": np.maximum.reduce,
-    "fmin": np.fmin.reduce,
-    "fmax": np.fmax.reduce,
-    "any": np.logical_or.reduce,
-    "all": np.logical_and.reduce,
-}
-JOIN: dict[str, np.ufunc] = {
-    "sum": np.add,
-    "prod": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "fmin": np.fmin,
-    "fmax": np.fmax,
-    "any": np.logical_or,
-    "all": np.logical_and,
-}
-"""How ``initial=`` joins a total."""
 NEUTRAL = {"sum": 0, "prod": 1, "any": False, "all": True}
 """What an entry that ``where=`` leaves out counts as."""
 
@@ -83,9 +62,9 @@ def reduce_rows(
             out[...] = value
         return value
     return (
-        REDUCERS[kind](x, axis=axes, dtype=dtype, out=out, keepdims=keepdims)
+        UFUNCS[kind].reduce(x, axis=axes, dtype=dtype, out=out, keepdims=keepdims)
         if kind in ("sum", "prod")
-        else REDUCERS[kind](x, axis=axes, out=out, keepdims=keepdims)
+        else UFUNCS[kind].reduce(x, axis=axes, out=out, keepdims=keepdims)
     )
 
 
@@ -142,7 +121,7 @@ def total(kind: str, names: str = "", *, skip_nan: bool = False) -> Rule:
             value = _reduce(tracer, kind, x, options.get("axis"), keepdims, dtype)
         if initial is None:
             return value
-        return JOIN[kind](value, _as_dtype(initial, value.dtype))
+        return UFUNCS[kind](value, _as_dtype(initial, value.dtype))
 
     return rule
 
