@@ -60,7 +60,8 @@ class Record:
 
 def is_row_array(value: Any) -> bool:
     """Whether a value is an array, Series or Categorical with at least one axis."""
-    return hasattr(value, "shape") and hasattr(value, "dtype") and len(value.shape) >= 1
+    shape = getattr(value, "shape", None)
+    return isinstance(shape, tuple) and len(shape) >= 1 and hasattr(value, "dtype")
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -74,6 +75,13 @@ def fields_of(value: Any) -> dict[str, Any]:
     return fields | {
         k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_")
     }
+
+
+def shared_fields(value: Any) -> dict[str, Any]:
+    """What a declared object holds besides arrays: shared by all policies."""
+    if is_row_array(value) and not hasattr(value, "columns"):
+        return {}
+    return {k: v for k, v in fields_of(value).items() if not is_row_array(v)}
 
 
 def declared_columns(attributes: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,6 +192,15 @@ def join_points(data: ModelPoints | None, attributes: Mapping[str, Any]) -> Mode
     return JoinedPoints(data, declared) if data is not None else declared
 
 
+def _is_as_long(value: Any, rows: int) -> bool:
+    """Whether a value is an array, a frame or a mapping of arrays with so many rows."""
+    if is_row_array(value) or (type(value).__module__.startswith("pandas") and len(value.shape)):
+        return bool(value.shape[0] == rows)
+    if type(value) is dict:
+        return any(is_row_array(v) and v.shape[0] == rows for v in value.values())
+    return False
+
+
 def check_undeclared(
     model: str,
     attributes: Mapping[str, Any],
@@ -210,13 +227,13 @@ def check_undeclared(
         With the line to add to the class.
     """
     for name, value in attributes.items():
-        if name in declared or name in shared or not is_row_array(value) or rows == 1:
+        if name in declared or name in shared or rows == 1:
             continue
-        if value.shape[0] == rows:
+        if _is_as_long(value, rows):
             mine = _line("model_points", declared, name)
             other = _line("assumptions", shared, name)
             msg = (
-                f"the attribute {name!r} is an array with {rows:,} entries, as many as there are "
+                f"the attribute {name!r} has an array with {rows:,} entries, as many as there are "
                 "policies, and hl_dask does not know whether they belong to the policies"
             )
             raise ModelError(

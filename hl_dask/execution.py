@@ -17,6 +17,7 @@ import numpy as np
 
 from hl_dask.errors import ModelError, OpaqueFormulaError
 from hl_dask.fingerprint import source_digest
+from hl_dask.formula import Formula
 from hl_dask.lazy import LazyResult
 from hl_dask.plan import ActionPlan
 from hl_dask.planning import build_plan
@@ -69,6 +70,7 @@ class Recorded:
     recording: Recording
     plan: ActionPlan
     state: Hashable | None
+    formulas: list[Formula]
 
 
 def record_order(order: Order) -> Recorded:
@@ -84,19 +86,23 @@ def record_order(order: Order) -> Recorded:
     plan = build_plan(
         recording, order.model, order.outputs, order.block_rows, fingerprint, subject.points
     )
-    return Recorded(recording, plan, order.state)
+    return Recorded(recording, plan, order.state, subject.formulas)
 
 
 def still_holds(recorded: Recorded, order: Order) -> bool:
     """Whether a recording may be used for an order: nothing has changed that it has taken in."""
     if order.state is None or recorded.state != order.state:
         return False
+    mine, other = order.subject.formulas, recorded.formulas
+    if len(mine) != len(other) or any(a is not b for a, b in zip(mine, other, strict=True)):
+        # The class was made anew (cloudpickle does that) or a formula of it was assigned.
+        return False
     recording, points = recorded.recording, order.subject.points
     if recording.asked_rows and recording.rows != order.rows:
         return False
     if points is None:
         return not recording.columns and not recording.schemas
-    return set(points.columns) == set(recording.columns) and all(
+    return points.columns == recording.columns and all(
         _same_kind(points.schema(name), *kind) for name, kind in recording.schemas.items()
     )
 

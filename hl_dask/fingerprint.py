@@ -1,17 +1,22 @@
 """Digests of what a recording rests on: the source of formulas, and the assumptions.
 
-A recording may be used again only when nothing has changed that its graph has taken in. What cannot
-be digested with certainty (an object with hidden state, a module of the user's) makes the digest
-None, and the model is recorded again.
+A recording may be used again only when nothing has changed that its graph has taken in. What is
+known to be told by its content is digested: numbers, texts, arrays, tables, frames, plain
+containers and functions of them. Anything else (an object of the user's own class, a module, a
+file) makes the digest None, and the model is recorded again at each execution: that costs time, and
+never a number.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
 import hashlib
 import inspect
 import itertools
 import sys
 import types
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
@@ -21,6 +26,7 @@ import numpy as np
 
 from hl_dask.aggregate import Aggregate, Sum
 from hl_dask.formula import DEFAULT, OWN_STATE, BoundFormula, Formula
+from hl_dask.traced import SharedArray
 
 INSTALLED: dict[str, bool] = {}
 SIMPLE = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), range, slice)
@@ -35,10 +41,17 @@ PURE = frozenset((
 IMPURE = frozenset((
     "open", "input", "eval", "exec", "compile", "globals", "__import__", "breakpoint", "random",
     "load", "loadtxt", "genfromtxt", "fromfile", "memmap", "open_memmap", "DataSource",
+    "vars", "locals", "getattr", "setattr", "delattr", "now", "today",
 ))
 """Names that a formula may not mention if its recording is to be used again: they read the
 world."""
 # fmt: on
+FRAMEWORK = ("hl_dask.model", "hl_dask.instance")
+"""Modules of the base classes of all models, which do not change."""
+BY_TEXT = ("datetime", "decimal", "fractions")
+"""Modules of immutable values that their repr tells in full."""
+FRAMES = ("DataFrame", "Series", "Index", "RangeIndex", "MultiIndex", "Categorical")
+_IMPORT = dis.opmap["IMPORT_NAME"]
 
 
 class UndigestibleError(Exception):
@@ -122,11 +135,12 @@ def state_digest(cls: type, attributes: Mapping[str, Any], skip: AbstractSet[str
                 continue
             walker.add((name, "="))
             walker.add(value)
+        walker.seen.update({id(base): (-1, base) for base in cls.__mro__})
         for base in cls.__mro__:
-            if base.__module__.split(".")[0] in ("hl_dask", "builtins"):
+            if base is object or base.__module__ in FRAMEWORK:
                 continue
             for name, value in sorted(vars(base).items()):
-                if name.startswith("__") and name != "__init__":
+                if name == "_abc_impl" or (name.startswith("__") and name != "__init__"):
                     continue
                 walker.add((base.__qualname__, name))
                 walker.add(value)
@@ -157,39 +171,61 @@ class _Walker:
         self.sha.update(b")")
 
     def _content(self, value: Any) -> None:
-        if type(value).__module__.startswith("hl_dask.traced"):
+        kind = type(value)
+        if kind.__module__.startswith("hl_dask.traced.") and kind.__name__ != "SharedArray":
             # First of all, because a traced array claims to be an array.
             self.sha.update(b"a value of a recording;")
             return
-        for kinds, add in _BY_TYPE:
-            if isinstance(value, kinds):
-                add(self, value)
-                return
-        if hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
+        add = _BY_TYPE.get(kind)
+        if add is not None:
+            add(self, value)
+        elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
             self.add(tuple(value.cache_info()))
             self.add(value.__wrapped__)
-        elif hasattr(type(value), "digest"):
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, Enum):
+            self._class(kind)
+            self.add(value.name)
+        elif kind.__module__.startswith("hl_dask.") and hasattr(kind, "digest"):
             self.sha.update(value.digest().encode())
-        elif type(value).__module__.split(".")[0] == "pandas":
+        elif kind.__module__.split(".")[0] == "pandas" and kind.__name__ in FRAMES:
             self._pandas(value)
+        elif kind.__module__ in BY_TEXT:
+            self._counter(value)
         else:
-            self._object(value)
+            raise UndigestibleError(kind.__qualname__)
 
     def _sequence(self, value: Any) -> None:
-        self._plain(value)
         for item in value:
             self.add(item)
 
     def _dict(self, value: Any) -> None:
-        self._plain(value)
         for key, item in value.items():
             self.add(key)
             self.add(item)
 
     def _set(self, value: Any) -> None:
-        self._plain(value)
         for item in sorted(value, key=repr):
             self.add(item)
+
+    def _class(self, value: type) -> None:
+        """A class of an installed package by its name, an enumeration by its members."""
+        module = value.__module__
+        self.sha.update(f"{module}:{value.__qualname__}".encode())
+        if issubclass(value, Enum):
+            self.add({k: v for k, v in vars(value).items() if k[:1] != "_" and not _is_member(v)})
+            self.add({k: v.value for k, v in value.__members__.items()})
+        elif not _is_pure(module) or vars(sys.modules[module]).get(value.__name__) is not value:
+            raise UndigestibleError(value.__qualname__)
+
+    def _wrapper(self, value: Any) -> None:
+        """A property, static method or class method: the functions behind it."""
+        for name in ("fget", "fset", "fdel", "__func__"):
+            self.add(getattr(value, name, None))
+
+    def _partial(self, value: functools.partial[Any]) -> None:
+        self.add((value.func, value.args, value.keywords))
 
     def _formula(self, value: Formula) -> None:
         self.add((value.name, value.per_point))
@@ -206,15 +242,6 @@ class _Walker:
     def _vars(self, value: Any) -> None:
         self.add(dict(vars(value)))
 
-    def _plain(self, value: Any) -> None:
-        """Containers of the user's own classes may hold more than their items."""
-        if getattr(value, "__dict__", None):
-            self.add(dict(vars(value)))
-        elif type(value).__module__ not in ("builtins", "collections") and not hasattr(
-            value, "_fields"
-        ):
-            raise UndigestibleError(type(value).__qualname__)
-
     def _array(self, value: Any) -> None:
         self.sha.update(f"{value.dtype.str}{value.shape}".encode())
         if value.dtype.hasobject:
@@ -225,13 +252,14 @@ class _Walker:
 
     def _function(self, function: Any) -> None:
         code = getattr(function, "__code__", None)
-        if code is None or _installed(function.__module__):
+        if code is None or (_installed(function.__module__) and function.__module__ != "builtins"):
             self._named(function)
             return
         names = _names(code)
         self.names |= names
-        if names & IMPURE:
+        if names & IMPURE or _reads_the_world(code):
             raise UndigestibleError(function.__qualname__)
+        self.add({k: v for k, v in vars(function).items() if not k.startswith("_hl_")})
         self.sha.update(repr(_code_parts(code)).encode())
         for part in (function.__defaults__, function.__kwdefaults__):
             self.add(part)
@@ -246,25 +274,20 @@ class _Walker:
                 self.add(function.__globals__[name])
 
     def _named(self, value: Any) -> None:
-        """Things of installed packages are known by their names; the user's own modules are not."""
-        name = getattr(value, "__name__", None) or getattr(value, "__qualname__", repr(value))
-        module = (
-            value.__name__
-            if isinstance(value, types.ModuleType)
-            else getattr(value, "__module__", "")
-        )
+        """Modules and functions of installed packages are known by their names."""
+        if isinstance(value, np.ufunc):
+            self.sha.update(f"ufunc {value.__name__}".encode())
+            if getattr(np, value.__name__, None) is not value:
+                raise UndigestibleError(value.__name__)
+            return
+        name = getattr(value, "__qualname__", None) or value.__name__
+        module = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
         self.sha.update(f"{module}:{name}".encode())
-        if _installed(str(module)) and str(module).split(".")[0] not in PURE:
+        owner = getattr(value, "__self__", None)
+        if not _is_pure(module or "builtins"):
             raise UndigestibleError(name)
-        if not _installed(str(module)):
-            if isinstance(value, type) and issubclass(value, Enum):
-                self.add({k: v.value for k, v in value.__members__.items()})
-            elif isinstance(value, type):
-                for key, item in sorted(vars(value).items()):
-                    if not key.startswith("__"):
-                        self.add((key, item))
-            else:
-                raise UndigestibleError(name)
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            self.add(owner)
 
     def _pandas(self, value: Any) -> None:
         if getattr(value, "attrs", None):
@@ -281,27 +304,57 @@ class _Walker:
         else:
             self.sha.update(repr(value).encode())
 
-    def _object(self, value: Any) -> None:
-        state = getattr(value, "__dict__", None)
-        if state is None or hasattr(type(value), "__slots__") or _installed(type(value).__module__):
-            raise UndigestibleError(type(value).__qualname__)
-        self._named(type(value))
-        self.add(dict(state))
+
+_BY_TYPE: dict[type, Callable[[_Walker, Any], None]] = {
+    np.ndarray: _Walker._array,
+    SharedArray: _Walker._array,
+    np.memmap: _Walker._array,
+    list: _Walker._sequence,
+    tuple: _Walker._sequence,
+    deque: _Walker._sequence,
+    dict: _Walker._dict,
+    OrderedDict: _Walker._dict,
+    types.MappingProxyType: _Walker._dict,
+    set: _Walker._set,
+    frozenset: _Walker._set,
+    types.SimpleNamespace: _Walker._vars,
+    Formula: _Walker._formula,
+    types.FunctionType: _Walker._function,
+    types.MethodType: _Walker._method,
+    types.ModuleType: _Walker._named,
+    types.BuiltinFunctionType: _Walker._named,
+    np.ufunc: _Walker._named,
+    type(np.sum): _Walker._function,
+    type(np.where): _Walker._named,
+    property: _Walker._wrapper,
+    staticmethod: _Walker._wrapper,
+    classmethod: _Walker._wrapper,
+    functools.partial: _Walker._partial,
+    itertools.count: _Walker._counter,
+    Aggregate: _Walker._vars,
+    Sum: _Walker._vars,
+}
+"""How objects are digested, by their very type: a subclass may hold or do more."""
 
 
-_BY_TYPE: tuple[tuple[Any, Callable[[_Walker, Any], None]], ...] = (
-    (np.ndarray, _Walker._array),
-    ((list, tuple), _Walker._sequence),
-    (dict, _Walker._dict),
-    ((set, frozenset), _Walker._set),
-    (Formula, _Walker._formula),
-    (types.FunctionType, _Walker._function),
-    (types.MethodType, _Walker._method),
-    ((types.ModuleType, type, types.BuiltinFunctionType, np.ufunc), _Walker._named),
-    (itertools.count, _Walker._counter),
-    ((Aggregate, Sum), _Walker._vars),
-)
-"""How objects are digested; the first type that fits decides."""
+def _is_member(value: Any) -> bool:
+    return isinstance(value, Enum)
+
+
+def _is_pure(module: str) -> bool:
+    """Whether a module belongs to a package whose functions depend on their arguments only."""
+    return _installed(module) and module.split(".", maxsplit=1)[0] in PURE
+
+
+def _reads_the_world(code: types.CodeType) -> bool:
+    """Whether code imports, or asks NumPy for the time: ``np.datetime64("now")``."""
+    if _IMPORT in code.co_code[::2]:
+        return True
+    return any(
+        _reads_the_world(c) if isinstance(c, types.CodeType) else c in ("now", "today")
+        for c in code.co_consts
+        if isinstance(c, (types.CodeType, str))
+    )
 
 
 def mentions(formula: Formula, name: str) -> bool:

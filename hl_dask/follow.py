@@ -6,6 +6,7 @@ one that the first trace made, and its value must be made of the same nodes.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from hl_dask.report import (
     reported,
 )
 from hl_dask.trace import RELEASED, Call, TraceSession, calls_differ, describe_owner
-from hl_dask.traced import TracedArray, Tracer, is_traced, total_of_rows
+from hl_dask.traced import TracedArray, TracedText, Tracer, is_traced, total_of_rows
 from hl_dask.values import ValueShape, value_shape
 
 
@@ -168,6 +169,11 @@ def _output_of(wanted: Wanted, session: TraceSession, number: int, proj_len: int
 def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool) -> Output:
     value = call.value
     tracer = session.tracer
+    if type(value) is TracedText:
+        if function is not len:
+            kind = "text"
+            raise not_summable(kind, call.text)
+        value = value.codes
     if session.opaque:
         # The replay will be in one piece, and the rest of this trace works on plain sample values.
         return Output(call.formula, call.key, None, None)
@@ -221,10 +227,25 @@ def _aggregate(tracer: Tracer, call: Call, value: Any, function: Any) -> Any:
 
 def _declared_aggregate(tracer: Tracer, value: Any, function: Aggregate) -> Any:
     op = Op("aggregate", id(function))
-    sample = function(value.value)
+    partial = function.map(value.value)
+    sample = function.finish(partial)
     node = tracer.node(op, (value.node,), np.asarray(sample), -1)
     tracer.graph.values.setdefault(node, function)
+    tracer.graph.partial_bytes.setdefault(node, _partial_bytes(partial, tracer.sample_rows))
     return TracedArray(tracer, node, sample)
+
+
+def _partial_bytes(partial: Any, rows: int) -> tuple[int, int]:
+    """Bytes of a partial whatever the rows, and bytes for each row where it keeps its rows."""
+    if isinstance(partial, np.ndarray):
+        if partial.ndim and partial.shape[0] == rows:
+            return 0, partial.nbytes // max(rows, 1) + 1
+        return partial.nbytes + 128, 0
+    if isinstance(partial, (list, tuple, dict)):
+        items = partial.values() if isinstance(partial, dict) else partial
+        sizes = [_partial_bytes(item, rows) for item in items]
+        return sys.getsizeof(partial) + sum(s[0] for s in sizes), sum(s[1] for s in sizes)
+    return sys.getsizeof(partial), 0
 
 
 def _count(value: Any) -> Any:

@@ -8,6 +8,7 @@ is assigned. Everything that belongs to the framework is kept under the names in
 from __future__ import annotations
 
 import types
+from abc import ABCMeta
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -23,6 +24,7 @@ from hl_dask.record import Subject
 from hl_dask.replay import plain_view
 from hl_dask.report import Report, choose
 from hl_dask.result import Result
+from hl_dask.run import allowed_bytes, resident_bytes
 from hl_dask.session import PlainSession, read_only
 
 ABSENT: Any = object()
@@ -33,7 +35,16 @@ OPTIONS = ("model_points", "assumptions", "default_agg")
 """What a class may set, or an instance."""
 
 
-class Instance:
+class ModelType(ABCMeta):
+    """Type of model classes: a function that is assigned to a class later is a formula, too."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        if name[:1].islower() and isinstance(value, types.FunctionType):
+            value = Formula(value, name, cls.__qualname__)
+        super().__setattr__(name, value)
+
+
+class Instance(metaclass=ModelType):
     """What a model consists of; see :class:`~hl_dask.Model`, its one direct subclass."""
 
     model_points: ClassVar[tuple[str, ...]] = ()
@@ -99,7 +110,7 @@ class Instance:
 
     def _default(self) -> Callable[..., Any] | None:
         """The aggregate of formulas that name none: given to the constructor, or by the class."""
-        given: Any = self._default_agg
+        given: Any = self.__dict__.get("default_agg", self._default_agg)
         return type(self).default_agg if given is DEFAULT else given
 
     def _check_name(self, name: str) -> None:
@@ -237,24 +248,31 @@ class Instance:
     def _row_points(self, points: ModelPoints | None = None) -> ModelPoints | None:
         """Model points with declared attributes, after checking that no attribute was forgotten."""
         cls = type(self)
-        missing = [name for name in cls.model_points if not hasattr(self, name)]
+        missing = [name for name in self.model_points if not hasattr(self, name)]
         if missing:
             msg = f"model_points declares {missing[0]!r}, and the model has no such attribute"
             raise ModelError(msg, remedy=f"pass it in: {cls.__name__}({missing[0]}=...)")
         joined = join_points(points if points is not None else self._points, self._declared())
         if joined is not None:
             given = self._given()
-            check_undeclared(cls.__name__, given, cls.model_points, cls.assumptions, joined.rows)
+            check_undeclared(cls.__name__, given, self.model_points, self.assumptions, joined.rows)
         return joined
 
     def _declared(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in type(self).model_points}
+        return {name: getattr(self, name) for name in self.model_points}
 
-    def _subject(self, points: ModelPoints | None, outputs: Sequence[str] | None) -> Subject:
+    def _subject(
+        self,
+        points: ModelPoints | None,
+        outputs: Sequence[str] | None,
+        memory: int | str | None = None,
+    ) -> Subject:
         """A snapshot of the model for a recording."""
         formulas = self._formulas()
         wanted = choose(formulas, self._default(), outputs)
-        return Subject(self._snapshot(), formulas, points, self._declared(), wanted)
+        # A formula that knows the number of rows makes a few arrays of that length at a time.
+        most_rows = max(0, allowed_bytes(memory) - resident_bytes()) // (8 * 4)
+        return Subject(self._snapshot(), formulas, points, self._declared(), wanted, most_rows)
 
 
 def _wrap_formulas(cls: type, base: type) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import pandas as pd
 
 from hl_dask.blocks import BLOCK_ROWS
 from hl_dask.check import compare
+from hl_dask.declared import shared_fields
 from hl_dask.errors import ModelError, PlanError
 from hl_dask.execution import Execution, Order, check_count, record_order
 from hl_dask.fingerprint import state_digest
@@ -271,7 +272,7 @@ class Model(Instance, framework=True):
             outputs = plan.outputs if outputs is None else outputs
             block_rows = plan.block_rows if block_rows is None else block_rows
         block_rows = BLOCK_ROWS if block_rows is None else block_rows
-        order = self._order(self._length(proj_len), outputs, block_rows)
+        order = self._order(self._length(proj_len), outputs, block_rows, memory=memory)
         settings = Settings(memory, scheduler, workers, chunk_blocks, progress)
         edition = self._edition
         execution = Execution(
@@ -329,6 +330,7 @@ class Model(Instance, framework=True):
         outputs: Sequence[str] | None,
         block_rows: int,
         points: ModelPoints | None = None,
+        memory: int | str | None = None,
     ) -> Order:
         """A snapshot of the model with what is asked of it."""
         check_count("block_rows", block_rows)
@@ -336,12 +338,20 @@ class Model(Instance, framework=True):
             msg = "the data are a dict of scalars, one policy: there is nothing to cut into blocks"
             raise ModelError(msg, remedy="use RunModel, or give the data as arrays or a DataFrame")
         names = (outputs,) if isinstance(outputs, str) else outputs
+        if names is not None and not isinstance(names, Iterable):
+            msg = f"outputs are names of formulas; got {names!r}"
+            raise ModelError(msg, remedy='give a list of names, such as outputs=["premiums"]')
         names = None if names is None else tuple(names)
         points = self._row_points(points)
         cls = type(self)
-        digest = state_digest(cls, self._given(), OWN_STATE | set(cls.model_points))
+        given = self._given()
+        for name in self.model_points:
+            # Arrays are data; what else a declared object holds is an assumption.
+            given[name] = shared_fields(given.get(name))
+        digest = state_digest(cls, given, OWN_STATE)
         state = None if digest is None else (digest, proj_len, names, repr(self._default()))
-        return Order(cls.__name__, self._subject(points, names), proj_len, names, block_rows, state)
+        subject = self._subject(points, names, memory)
+        return Order(cls.__name__, subject, proj_len, names, block_rows, state)
 
 
 class LightModel(Model, framework=True):

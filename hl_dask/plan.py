@@ -253,6 +253,9 @@ class ActionPlan:
             Total resident memory allowed, in bytes or as ``"1GB"``; decides how many chunks fit.
         """
         rows = self.rows if rows is None else rows
+        if rows < 1:
+            msg = f"rows is a number of policies of at least 1; got {rows!r}"
+            raise PlanError(msg, remedy="give explain(rows=...) a positive whole number")
         kinds = {
             k: sum(i.kind == k for i in self.calls) for k in ("shared", "per-point", "portfolio")
         }
@@ -329,8 +332,15 @@ class ActionPlan:
         text = json.dumps({"hl_dask_plan": VERSION, **state}, indent=1)
         target = Path(path)
         partial = target.with_name(target.name + ".partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(target)
+        try:
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(target)
+        except OSError as error:
+            partial.unlink(missing_ok=True)
+            msg = f"the plan cannot be written: {error}"
+            raise PlanError(
+                msg, file=str(target), remedy="give a file in a folder that exists"
+            ) from error
 
     @classmethod
     def load(cls, path: str | Path) -> ActionPlan:

@@ -89,10 +89,18 @@ class Program:
         # A look-up makes an index and a mask, np.where and gathers a result that is copied.
         return 4 * max(widest, 8) * rows
 
-    @property
-    def partial_bytes(self) -> int:
-        """Bytes of the partials of one block (or of any set of blocks)."""
-        return sum(np.dtype(d).itemsize * n for d, n in self.vectors.values())
+    def partial_bytes(self, rows: int) -> int:
+        """Bytes of the partials of one set of blocks with so many rows.
+
+        Of aggregates of the user's own, as they were on the sample.
+        """
+        sizes = [
+            self.graph.partial_bytes.get(node, (0, 0))
+            for node, slot in self.slots.items()
+            if slot.key in self.aggregates
+        ]
+        own = sum(fixed + each * rows for fixed, each in sizes)
+        return own + sum(np.dtype(d).itemsize * n for d, n in self.vectors.values())
 
     @property
     def combine(self) -> dict[str, Callable[[Any, Any], Any]]:

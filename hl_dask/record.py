@@ -100,6 +100,8 @@ class Subject:
         Declared per-point attributes by name.
     wanted : Wanted
         Formulas to be evaluated and reported.
+    most_rows : int or None
+        Rows up to which a formula may be told their number, with which it makes whole arrays.
     """
 
     clone: Callable[[Any], Any]
@@ -107,6 +109,7 @@ class Subject:
     points: ModelPoints | None
     declared: dict[str, Any]
     wanted: Wanted
+    most_rows: int | None = None
 
 
 def record(
@@ -282,6 +285,7 @@ def _trace(
     rows = subject.points.rows if subject.points is not None else 1
     tracer = Tracer(graph, rows=rows, sample_rows=len(positions), frozen=frozen, assumed=assumed)
     tracer.watch_errors = watch_errors
+    tracer.most_rows = subject.most_rows
     session = TraceSession(tracer, subject.points, positions, shadow=not frozen and not assumed)
     if len(positions) > SMALLEST_SAMPLE and not frozen:
         session.limit_bytes = SAMPLE_BYTES

@@ -139,6 +139,14 @@ def free_bytes() -> int:
     return max(int(free), 0)
 
 
+def allowed_bytes(memory: int | str | None) -> int:
+    """Total resident memory that a run may reach.
+
+    By default what is resident now, and half of what the machine or the control group has free.
+    """
+    return resident_bytes() + free_bytes() // 2 if memory is None else parse_bytes(memory)
+
+
 def processors() -> int:
     """Processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -164,7 +172,9 @@ def estimate(
         else 2 * blocks.chunk_blocks.bit_length()
     )
     waiting = min(blocks.n_chunks, 8 * (1 + len(bin(blocks.n_chunks)) // 3)) + threads
-    partials = program.partial_bytes * (waiting * nodes + 4)
+    # Partials that keep their rows add up to those of all rows, with a copy while two are joined.
+    partials = program.partial_bytes(0) * (waiting * nodes + 4)
+    partials += 2 * (program.partial_bytes(blocks.rows) - program.partial_bytes(0))
     tasks = 1500 * blocks.n_chunks
     return MemoryEstimate(
         resident_bytes() + SLACK_BYTES, read * threads, work * threads, partials + tasks
@@ -181,11 +191,7 @@ def fit(
     MemoryBudgetError
         When not even one thread with chunks of one block fits.
     """
-    allowed = (
-        resident_bytes() + free_bytes() // 2
-        if settings.memory is None
-        else parse_bytes(settings.memory)
-    )
+    allowed = allowed_bytes(settings.memory)
     most = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
     chunks = [settings.chunk_blocks] if settings.chunk_blocks else _halves(CHUNK_BLOCKS)
     for workers in _halves(most):

@@ -136,7 +136,7 @@ class TraceSession:
         )
 
     def _rows(self) -> int:
-        return self.tracer.row_count()
+        return self.tracer.length()
 
     def _frame(self) -> Any:
         self.tracer.escape("self.data.frame() gives pandas, which is not followed")

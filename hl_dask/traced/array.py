@@ -52,6 +52,8 @@ class TracedArray(Concrete):
     @property
     def size(self) -> int:
         """The number of elements over all rows."""
+        if self.axis >= 0:
+            self.tracer.length()
         return int(np.prod(self.shape, dtype=np.int64))
 
     @property
@@ -111,7 +113,7 @@ class TracedArray(Concrete):
         if self.ndim == 0:
             msg = "len() of unsized object"
             raise TypeError(msg)
-        return self.shape[0]
+        return self.tracer.length() if self.axis == 0 else self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
         if self.axis == 0:

@@ -166,7 +166,7 @@ def take(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         shift = 0 if axis % a.ndim > a.axis else np.ndim(indices) - 1
         return call(tracer, func, (a, indices), extra, axis=a.axis + shift)
     offset = row_offset(tracer, (indices,))
-    a = a if is_traced(a) else np.asarray(a)
+    a = a if is_traced(a) or isinstance(a, np.ndarray) else np.asarray(a)
     before = 0 if axis is None else axis % a.ndim
     position = -1 if offset is None else before + np.ndim(indices.value) + offset
     return call(tracer, func, (a, indices), extra, axis=position)

@@ -62,7 +62,7 @@ def apply_gather(tracer: Tracer, array: Any, index: Any) -> Any:
     parts = index if isinstance(index, tuple) else (index,)
     offset = row_offset(tracer, parts)
     if offset is None:
-        return call(tracer, gather, (np.asarray(array), index), {}, axis=-1)
+        return call(tracer, gather, (array, index), {}, axis=-1)
     arrays = [k for k, p in enumerate(parts) if not (p is None or p is ... or isinstance(p, slice))]
     if any(has_rows(p) and p.value.dtype.kind == "b" for p in parts):
         msg = "a mask of rows as the index into a shared array"
@@ -72,4 +72,4 @@ def apply_gather(tracer: Tracer, array: Any, index: Any) -> Any:
         raise tracer.mixing(msg, "index all axes one after the other, or use hl.lookup")
     index_ndim = max(np.ndim(sample_value(parts[k])) for k in arrays)
     position = arrays[0] + index_ndim + offset
-    return call(tracer, gather, (np.asarray(array), index), {}, axis=position)
+    return call(tracer, gather, (array, index), {}, axis=position)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hl_dask.errors import HlDaskError, RowMixingError
+from hl_dask.errors import HlDaskError, MemoryBudgetError, RowMixingError
 from hl_dask.expr import POINT, SHARED, Graph, Meta, Op, kind_of
 
 Array = NDArray[Any]
@@ -44,6 +44,7 @@ class Tracer:
         self.assumed = assumed
         self.guards: list[tuple[int, Any]] = []
         self.watch_errors = True
+        self.most_rows: int | None = None
         self.asked_rows = False
         self.owner: Any = None
         self.escapes: list[str] = []
@@ -61,6 +62,21 @@ class Tracer:
         """The real number of rows; remembers that it was asked for."""
         self.asked_rows = True
         return self.rows
+
+    def length(self) -> int:
+        """As :meth:`row_count`, for a formula that may make an array of that length with it."""
+        if self.most_rows is not None and self.rows > self.most_rows:
+            message = (
+                f"the formula asks for the number of rows, {self.rows:,}, with which it can make "
+                f"arrays of {self.rows * 8 / 1e6:,.0f} MB each while it is recorded; that does not "
+                "fit into the memory allowed"
+            )
+            remedy = (
+                "use np.zeros_like(self.data[...]) for an entry per row and x.mean() for x.sum() / "
+                "len(self.data), or allow more memory"
+            )
+            raise self.fail(MemoryBudgetError(message, remedy=remedy))
+        return self.row_count()
 
     def escape(self, reason: str) -> None:
         """A per-point value left the trace: the running formula is opaque."""
@@ -163,7 +179,7 @@ class Tracer:
         else:
             content = hashlib.sha256(np.ascontiguousarray(value).data.cast("B")).hexdigest()
         kept = value
-        if value.flags.writeable or type(value) is not np.ndarray:
+        if type(value) is not np.ndarray or _may_change(value):
             # The user may change the array after the trace; the graph keeps what it was.
             kept = np.array(value, subok=False)
             kept.setflags(write=False)
@@ -222,6 +238,16 @@ class Tracer:
     def kind(self, node: int) -> str:
         """Kind of a node's value."""
         return self.graph.kinds[node]
+
+
+def _may_change(array: Array) -> bool:
+    """Whether somebody can write to the memory of an array, through it or what it is a view of."""
+    part: Any = array
+    while isinstance(part, np.ndarray):
+        if part.flags.writeable:
+            return True
+        part = part.base
+    return part is not None
 
 
 QUIET = {"divide": "ignore", "over": "ignore", "under": "ignore", "invalid": "ignore"}
