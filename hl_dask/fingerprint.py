@@ -101,7 +101,7 @@ def reachable_digests(
         walker = _Walker(sha)
         try:
             walker.add(thing)
-        except (UndigestibleError, RecursionError):
+        except Exception:  # also whatever an object of the user's raises when it is looked at
             names = None
             continue
         found[name] = sha.hexdigest()
@@ -144,7 +144,7 @@ def state_digest(cls: type, attributes: Mapping[str, Any], skip: AbstractSet[str
                     continue
                 walker.add((base.__qualname__, name))
                 walker.add(value)
-    except (UndigestibleError, RecursionError):
+    except Exception:  # also whatever an object of the user's raises when it is looked at
         return None
     return sha.hexdigest()
 

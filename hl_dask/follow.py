@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from hl_dask.aggregate import Aggregate
-from hl_dask.errors import HlDaskError, RowMixingError
+from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
 from hl_dask.expr import Op
 from hl_dask.formula import DEFAULT, Formula
 from hl_dask.liveness import last_use
@@ -171,8 +171,10 @@ def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool)
     tracer = session.tracer
     if type(value) is TracedText:
         if function is not len:
-            kind = "text"
-            raise not_summable(kind, call.text)
+            msg = f"a column of texts can be counted (len), and not aggregated with {function!r}"
+            raise FormulaError(
+                msg, formula=call.text, remedy="mark the formula @hl.agg(None) or @hl.agg(len)"
+            )
         value = value.codes
     if session.opaque:
         # The replay will be in one piece, and the rest of this trace works on plain sample values.

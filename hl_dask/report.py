@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from hl_dask.aggregate import Sum
 from hl_dask.errors import FormulaError, HlDaskError, ModelError
 from hl_dask.formula import DEFAULT, Formula
 
@@ -173,7 +174,7 @@ def aggregate_value(
         check_reported(value, text, rows or 0, explicit=explicit)
         return value
     array = value if isinstance(value, np.ndarray) else np.asarray(value)
-    if function is np.sum and array.dtype.kind not in SUMMABLE:
+    if (function is np.sum or isinstance(function, Sum)) and array.dtype.kind not in SUMMABLE:
         raise not_summable(array.dtype, text)
     try:
         return function(array)

@@ -1574,3 +1574,159 @@ def test_import_is_quick_and_quiet() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
+
+
+# --- what a recording rests on, found by reading the world -------------------------------------
+
+
+class RateHolder:
+    """An assumption object of a class of the user's."""
+
+    rate = 1.0
+
+    def __call__(self, x: Any) -> Any:
+        return x * GLOBAL_RATE["rate"]
+
+
+GLOBAL_RATE = {"rate": 1.0}
+
+
+class FloatRate(float):
+    """A number of a class of the user's."""
+
+
+def test_shared_fields_of_a_declared_object_are_read_at_execution(columns: Columns) -> None:
+    class Model(hl.Model):
+        model_points = ("mp",)
+
+        def f(self, t):
+            return self.mp.premium * self.mp.loading
+
+    def points(loading: float) -> Any:
+        return SimpleNamespace(premium=columns["premium"], loading=loading)
+
+    model = Model(mp=points(1.0))
+    model.ExecuteActions(1)
+    model.mp = points(2.0)
+    frame = model.ExecuteActions(1).df_agg
+    assert total(columns["premium"] * 2.0).matches(frame["f"].loc[1])
+
+
+def test_the_order_of_columns_matters_to_a_formula_that_asks_for_it(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.data[self.data.columns[0]] * 1.0
+
+    model = Model(data={"age": columns["age"], "term": columns["term"]})
+    model.ExecuteActions(0)
+    model.data = {"term": columns["term"], "age": columns["age"]}
+    frame = model.ExecuteActions(0).df_agg
+    assert total(columns["term"] * 1.0).matches(frame["f"].loc[0])
+
+
+@pytest.mark.parametrize("way", ["call", "float", "base"])
+def test_objects_of_the_users_own_classes_are_read_at_execution(
+    way: str, columns: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            x = self.data["premium"]
+            if way == "call":
+                return self.holder(x)
+            return x * (self.number if way == "float" else self.holder.rate)
+
+    model = Model(data=columns, holder=RateHolder(), number=FloatRate(1.0))
+    model.ExecuteActions(0)
+    monkeypatch.setitem(GLOBAL_RATE, "rate", 3.0)
+    monkeypatch.setattr(RateHolder, "rate", 3.0)
+    model.number = FloatRate(3.0)
+    frame = model.ExecuteActions(0).df_agg
+    assert total(columns["premium"] * 3.0).matches(frame["f"].loc[0])
+
+
+def test_a_formula_assigned_to_the_class_is_a_formula(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.data["premium"]
+
+    model = Model(data=columns)
+    model.ExecuteActions(1)
+    Model.f = lambda self, t: self.data["premium"] * (t + 2.0)
+    frame = model.ExecuteActions(1).df_agg
+    assert total(columns["premium"] * 3.0).matches(frame["f"].loc[1])
+    model.RunModel(1)
+    assert total(columns["premium"] * 3.0).matches(model.df_agg["f"].loc[1])
+
+
+def test_a_round_trip_through_cloudpickle_leaves_the_model_as_it_was(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.data["premium"] * (t + 1.0)
+
+    model = Model(data=columns)
+    model.GenerateActions(1)
+    copied = cloudpickle.loads(cloudpickle.dumps(model))
+    for one in (model, copied):
+        frame = one.ExecuteActions(1).df_agg
+        assert total(columns["premium"] * 2.0).matches(frame["f"].loc[1])
+
+
+@pytest.mark.parametrize("aggregate", [np.max, np.any, hl.Sum(axis=0)], ids=["max", "any", "Sum"])
+def test_texts_can_be_counted_and_not_aggregated(aggregate: Any, columns: Columns) -> None:
+    class Model(hl.Model):
+        @hl.agg(len)
+        def count(self, t):
+            return self.data["sex"]
+
+    class Wrong(hl.Model):
+        @hl.agg(aggregate)
+        def f(self, t):
+            return self.data["sex"]
+
+    assert Model(data=columns).ExecuteActions(0).df_agg["count"].loc[0] == ROWS
+    with pytest.raises(HlDaskError, match="f\\(0\\)"):
+        Wrong(data=columns).ExecuteActions(0)
+
+
+def test_the_number_of_rows_is_not_told_where_it_cannot_be_used(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return np.full(len(self.data), 1.5) * self.data["premium"]
+
+    many = {"premium": np.broadcast_to(np.float64(1.0), (40_000_000,))}
+    with pytest.raises(HlDaskError, match="number of rows") as info:
+        Model(data=many).ExecuteActions(0, memory="600MB")
+    assert "zeros_like" in message(info)
+
+
+def test_partials_of_own_aggregates_count_in_the_projection(columns: Columns) -> None:
+    class Model(hl.Model):
+        @hl.agg(hl.Aggregate(map=lambda x: np.full(10**6, x.sum()), combine=np.add))
+        def f(self, t):
+            return self.data["premium"]
+
+    class Small(hl.Model):
+        def f(self, t):
+            return self.data["premium"]
+
+    big, small = (
+        kind(data=columns).ExecuteActions(1, block_rows=100).stats.estimate.result_bytes
+        for kind in (Model, Small)
+    )
+    assert big > small + 2 * 8 * 10**6 * 4
+
+
+def test_a_lazy_run_keeps_the_assumptions_of_its_preparation(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.data["premium"] * self.rates[t]
+
+        def g(self, t):
+            return self.rates[self.data["term"] % 3] * 1.0
+
+    rates = np.array([1.0, 2.0, 3.0])
+    lazy = Model(data=columns, rates=rates).ExecuteActions(1, compute=False)
+    rates[:] = 50.0
+    frame = lazy.compute().df_agg
+    assert total(columns["premium"] * 2.0).matches(frame["f"].loc[1])
+    assert total(np.array([1.0, 2.0, 3.0])[columns["term"] % 3]).matches(frame["g"].loc[1])
