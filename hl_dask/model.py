@@ -89,6 +89,7 @@ class Model(Instance, framework=True):
         FormulaError, CycleError, DataError
             The model is as it was before the call then.
         """
+        self._check_outside("runs the model")
         proj_len = check_proj_len(proj_len)
         points = self._row_points()
         if points is not None and not points.in_memory:
@@ -141,6 +142,7 @@ class Model(Instance, framework=True):
     @property
     def cache(self) -> dict[str, dict[tuple[Any, ...], Any]]:
         """Cached values of the last run: formula name -> arguments -> value."""
+        self._check_outside("reads model.cache")
         formulas = {f.name: self._session.values_of(f) for f in self._formulas()}
         return {name: dict(values) for name, values in formulas.items() if values}
 
@@ -152,6 +154,7 @@ class Model(Instance, framework=True):
     @property
     def df(self) -> pd.DataFrame:
         """Values of the formulas of t of the last plain run: a row for each t, arrays in cells."""
+        self._check_outside("reads model.df")
         return tabulate_values({f: self._session.values_of(f) for f in self._formulas()})
 
     @property
@@ -159,7 +162,14 @@ class Model(Instance, framework=True):
         """Totals of the last run by t; see :class:`~hl_dask.result.Result`."""
         return tabulate(self._last_reports(), self._proj_len or 0)[0]
 
+    def _check_outside(self, what: str) -> None:
+        """Refuse what a formula must not do: what it sees would depend on what has been run."""
+        if self._session.refuses_writes():
+            msg = f"a formula {what}"
+            raise ModelError(msg, remedy="let formulas read formulas, columns and assumptions only")
+
     def _last_reports(self) -> list[Report]:
+        self._check_outside("reads the results of the model")
         if self._reports is None:
             msg = "the model has not been run since its data or assumptions were set"
             raise PlanError(msg, remedy="call RunModel(proj_len) or ExecuteActions()")
@@ -333,6 +343,7 @@ class Model(Instance, framework=True):
         memory: int | str | None = None,
     ) -> Order:
         """A snapshot of the model with what is asked of it."""
+        self._check_outside("runs the model")
         check_count("block_rows", block_rows)
         if self._scalars is not None:
             msg = "the data are a dict of scalars, one policy: there is nothing to cut into blocks"

@@ -1730,3 +1730,30 @@ def test_a_lazy_run_keeps_the_assumptions_of_its_preparation(columns: Columns) -
     frame = lazy.compute().df_agg
     assert total(columns["premium"] * 2.0).matches(frame["f"].loc[1])
     assert total(np.array([1.0, 2.0, 3.0])[columns["term"] % 3]).matches(frame["g"].loc[1])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m: m.RunModel(1),
+        lambda m: m.ExecuteActions(1),
+        lambda m: m.GenerateActions(1),
+        lambda m: m.df_agg,
+        lambda m: m.df,
+        lambda m: m.cache,
+        lambda m: m.cache_agg,
+    ],
+    ids=["RunModel", "ExecuteActions", "GenerateActions", "df_agg", "df", "cache", "cache_agg"],
+)
+@pytest.mark.parametrize("action", ["RunModel", "ExecuteActions"])
+def test_a_formula_cannot_run_the_model_or_read_its_results(
+    use: Any, action: str, columns: Columns
+) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            use(self)
+            return self.data["premium"]
+
+    with pytest.raises(HlDaskError, match="a formula r") as info:
+        getattr(Model(data=columns), action)(1)
+    assert "f(0)" in message(info)
