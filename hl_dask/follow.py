@@ -175,7 +175,7 @@ def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool)
             raise FormulaError(
                 msg, formula=call.text, remedy="mark the formula @hl.agg(None) or @hl.agg(len)"
             )
-        value = value.codes
+        value = value.numbers
     if session.opaque:
         # The replay will be in one piece, and the rest of this trace works on plain sample values.
         return Output(call.formula, call.key, None, None)

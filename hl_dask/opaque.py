@@ -256,7 +256,7 @@ def as_rows(value: Any, rows: int, text: str, reason: str) -> Any:
     OpaqueFormulaError
         When it has no entry for each row.
     """
-    array = _array(value) if not isinstance(value, (tuple, dict)) else None
+    array = _array(value) if not isinstance(value, (tuple, list, dict)) else None
     if array is None or array.ndim == 0 or array.shape[0] != rows:
         seen = f"a {type(value).__name__}" if array is None else f"a value of shape {array.shape}"
         msg = f"the formula gave {seen} for {rows} rows of the sample ({reason})"

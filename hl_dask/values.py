@@ -78,7 +78,7 @@ def plain_value(value: Any, assumed: dict[int, Any], rows: Any = None) -> Any:
             plain.setflags(write=False)
         return plain
     if type(value) is TracedText:
-        return value.plain(plain_value(value.codes, assumed, rows))
+        return value.plain(plain_value(value.numbers, assumed, rows))
     if type(value) is Record:
         return value.mapped(lambda v: plain_value(v, assumed, rows))
     if type(value) is tuple:
@@ -140,7 +140,7 @@ def template_of(value: Any, ids: list[int]) -> Any:
         ids.append(value.node)
         return ("arg", len(ids) - 1)
     if type(value) is TracedText:
-        return ("text", template_of(value.codes, ids), value.categories)
+        return ("text", template_of(value.numbers, ids), value.categories)
     if type(value) is Record:
         return ("record", tuple((k, template_of(v, ids)) for k, v in value.fields()))
     if type(value) is tuple:

@@ -1757,3 +1757,34 @@ def test_a_formula_cannot_run_the_model_or_read_its_results(
     with pytest.raises(HlDaskError, match="a formula r") as info:
         getattr(Model(data=columns), action)(1)
     assert "f(0)" in message(info)
+
+
+def test_codes_of_a_text_column_are_those_of_pandas(columns: Columns) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            return self.data["product"].codes
+
+        def g(self, t):
+            return self.data["product"].codes * 2.5 + t
+
+    model = Model(data=columns)
+    model.RunModel(1)
+    plain = model.df_agg
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        frame = model.ExecuteActions(block_rows=100).df_agg
+    codes = np.unique(columns["product"], return_inverse=True)[1]
+    assert frame["f"].loc[0] == plain["f"].loc[0] == codes.sum()
+    assert total(codes * 2.5 + 1.0).matches(frame["g"].loc[1])
+
+
+def test_a_list_by_policy_is_refused_in_every_mode(columns: Columns) -> None:
+    class Model(hl.Model):
+        @hl.per_point
+        def f(self, t):
+            return [float(x) for x in np.asarray(self.data["premium"])]
+
+    for action in ("RunModel", "ExecuteActions"):
+        with pytest.raises(HlDaskError, match="a list") as info:
+            getattr(Model(data=columns), action)(0)
+        assert "f(0)" in message(info)

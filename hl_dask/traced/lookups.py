@@ -15,7 +15,7 @@ from hl_dask.traced.tracer import Tracer
 def apply_lookup(tracer: Tracer, table: Any, keys: tuple[Any, ...]) -> Any:
     """``hl.Table`` and ``hl.lookup`` with a traced key: a node that gathers in a shared table."""
     categories = tuple(key.categories if _is_text(key) else None for key in keys)
-    codes = tuple(key.codes if _is_text(key) else key for key in keys)
+    codes = tuple(key.numbers if _is_text(key) else key for key in keys)
     offset = row_offset(tracer, codes)
     ids, values = [], []
     for key in codes:

@@ -21,19 +21,19 @@ class TracedText:
 
     Parameters
     ----------
-    codes : TracedArray of int32
+    numbers : TracedArray of int32
         The category of each row.
     categories : ndarray of str
         All texts of the whole portfolio, sorted.
     """
 
-    __slots__ = ("categories", "codes", "tracer")
+    __slots__ = ("categories", "numbers", "tracer")
     __hash__ = None  # type: ignore[assignment]
     __hl_text__ = True
 
-    def __init__(self, tracer: Tracer, codes: Any, categories: np.ndarray[Any, Any]) -> None:
+    def __init__(self, tracer: Tracer, numbers: Any, categories: np.ndarray[Any, Any]) -> None:
         self.tracer = tracer
-        self.codes = codes
+        self.numbers = numbers
         self.categories = categories
 
     @property  # type: ignore[misc]
@@ -46,9 +46,14 @@ class TracedText:
         return pd.CategoricalDtype(pd.Index(self.categories))
 
     @property
+    def codes(self) -> Any:
+        """The category of each row, of the integer type that pandas uses for so many categories."""
+        return self.numbers.astype(self.plain(np.zeros(1, dtype=np.int8)).codes.dtype)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape over all rows."""
-        shape: tuple[int, ...] = self.codes.shape
+        shape: tuple[int, ...] = self.numbers.shape
         return shape
 
     @property
@@ -59,10 +64,10 @@ class TracedText:
     ndim = 1
 
     def __len__(self) -> int:
-        return len(self.codes)
+        return len(self.numbers)
 
     def __iter__(self) -> Any:
-        return iter(self.codes)
+        return iter(self.numbers)
 
     def _code(self, text: Any) -> int:
         where = (
@@ -79,14 +84,14 @@ class TracedText:
                 self.categories
             ):
                 mine = np.array([other._code(text) for text in self.categories], dtype=np.int64)
-                return ufunc(np.take(mine, self.codes), other.codes)
-            return ufunc(self.codes, other.codes)
+                return ufunc(np.take(mine, self.numbers), other.numbers)
+            return ufunc(self.numbers, other.numbers)
         if isinstance(other, str):
-            return ufunc(self.codes, np.int32(self._code(other)))
+            return ufunc(self.numbers, np.int32(self._code(other)))
         if isinstance(other, (np.ndarray, list, tuple)):
             msg = "a text column can be compared with a text or another text column only"
             raise TypeError(msg)
-        return ufunc(self.codes, np.int32(ABSENT))
+        return ufunc(self.numbers, np.int32(ABSENT))
 
     def __eq__(self, other: object) -> Any:
         return self._compare(other, np.equal)
@@ -97,15 +102,15 @@ class TracedText:
     def isin(self, values: Any) -> Any:
         """Whether each row's text is one of ``values``."""
         codes = sorted({self._code(text) for text in values})
-        return np.isin(self.codes, np.array(codes, dtype=np.int32))
+        return np.isin(self.numbers, np.array(codes, dtype=np.int32))
 
     def isna(self) -> Any:
         """Whether each row's text is missing (never: missing texts are refused when read)."""
-        return np.zeros_like(self.codes, dtype=bool)
+        return np.zeros_like(self.numbers, dtype=bool)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         self.tracer.escape("a text column was taken as a plain array")
-        return self.plain(self.codes.value).__array__(dtype)
+        return self.plain(self.numbers.value).__array__(dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if ufunc in (np.equal, np.not_equal) and method == "__call__" and not kwargs:
@@ -117,7 +122,7 @@ class TracedText:
         if func is np.isin and args and args[0] is self and len(args) == 2 and not kwargs:
             return self.isin(np.asarray(args[1]).tolist())
         if func in (np.shape, np.size, np.ndim):
-            return func(self.codes)
+            return func(self.numbers)
         self.tracer.escape(f"np.{func.__name__} of a text column")
         msg = f"np.{func.__name__} of a text column is not followed by hl_dask"
         raise TypeError(msg)
