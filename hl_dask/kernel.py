@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -126,13 +127,15 @@ class Machine:
             for function, arguments in iterator:
                 function(*arguments)
         except HlDaskError as error:
-            error.formula = error.formula or self._where(nodes, iterator)
+            failed = nodes[len(nodes) - length_hint(iterator) - 1]
+            error.formula = error.formula or self._owner(failed)
             raise
         except Exception as error:
-            msg = f"{type(error).__name__}: {error}"
+            failed = nodes[len(nodes) - length_hint(iterator) - 1]
+            msg = f"{type(error).__name__}: {error}\n  shapes: {self._shapes(failed, rows)}"
             raise FormulaError(
                 msg,
-                formula=self._where(nodes, iterator),
+                formula=self._owner(failed),
                 remedy="see the exception above; the rows are those of one block of the data",
             ) from error
         finally:
@@ -141,9 +144,19 @@ class Machine:
             k: v.copy() if isinstance(v, np.ndarray) else list(v) for k, v in self.partial.items()
         }
 
-    def _where(self, nodes: list[int], iterator: Any) -> str:
-        done = len(nodes) - iterator.__length_hint__() - 1
-        return self.program.describe(self.program.graph.owners[nodes[done]])
+    def _owner(self, node: int) -> str:
+        return self.program.describe(self.program.graph.owners[node])
+
+    def _shapes(self, node: int, rows: int) -> str:
+        """Formula calls that an operation works on, with the shapes of its operands."""
+        graph = self.program.graph
+        found = []
+        for arg in graph.args[node]:
+            meta = graph.metas[arg]
+            axis = meta.axis
+            shape = meta.shape if axis < 0 else (*meta.shape[:axis], rows, *meta.shape[axis:])
+            found.append(f"{self._owner(arg)} {shape}")
+        return ", ".join(found)
 
     def _steps(self, rows: int) -> tuple[list[Step], list[int]]:
         found = self._bound.get(rows)

@@ -499,8 +499,9 @@ def test_errors_of_numpy_that_the_user_wants_raised() -> None:
     model = Ratio(data=good)
     model.GenerateActions(proj_len=0)
     model.data = {"x": np.ones(100), "y": np.arange(100.0)}
-    with np.errstate(divide="raise"), pytest.raises(FormulaError, match="ratio\\(0\\)"):
+    with np.errstate(divide="raise"), pytest.raises(FormulaError, match="ratio\\(0\\)") as info:
         model.ExecuteActions(block_rows=10)
+    assert "shapes: ratio(0) (10,)" in str(info.value)
     assert model.ExecuteActions(block_rows=10).df_agg["ratio"].tolist() == [np.inf]
 
 
