@@ -99,25 +99,29 @@ class Graph:
         """Id of the node, or None when the graph does not hold it."""
         return self.index.get((self.op_id(op), *args))
 
-    def add(self, op: Op, args: tuple[int, ...], kind: str, meta: Meta, owner: Any) -> int:
+    def add(self, op: Op, args: tuple[int, ...], kind: str | None, meta: Meta, owner: Any) -> int:
         """Append a node that is not there yet and return its id.
 
-        ``owner`` stands for the formula call in which the operation was first met.
-
-        The phase is the number of reductions on the deepest path from a leaf to the node.
+        The kind of a leaf is given; else it is per-point if an argument is, and portfolio if an
+        argument is, or if the operation is a reduction. The phase is the number of reductions on
+        the deepest path from a leaf to the node. ``owner`` stands for the formula call in which the
+        operation was first met.
         """
-        phases = self.phases
+        phases, kinds = self.phases, self.kinds
         phase = 0
+        found = SHARED
         for arg in args:
             if phases[arg] > phase:
                 phase = phases[arg]
+            if kinds[arg] != SHARED and found != POINT:
+                found = kinds[arg]
         if op.name in REDUCTIONS:
-            phase += 1
+            phase, found = phase + 1, PORTFOLIO
         node = len(self.ops)
         self.ops.append(op)
         self.args.append(args)
-        self.kinds.append(kind)
-        self.phases.append(phase)
+        kinds.append(kind or found)
+        phases.append(phase)
         self.metas.append(meta)
         self.owners.append(owner)
         self.index[(self.op_id(op), *args)] = node
@@ -137,16 +141,3 @@ class Graph:
 
 REDUCTIONS = frozenset({"reduce", "aggregate"})
 """Operations that make a portfolio value out of per-point values."""
-
-
-def kind_of(op: Op, kinds: Iterable[str]) -> str:
-    """Kind of a node from its operation and the kinds of its arguments."""
-    if op.name in REDUCTIONS:
-        return PORTFOLIO
-    found = SHARED
-    for kind in kinds:
-        if kind == POINT:
-            return POINT
-        if kind == PORTFOLIO:
-            found = PORTFOLIO
-    return found

@@ -57,11 +57,7 @@ def schedule(
     plan = _Schedule(needs, [size(op) for op in order])
     for first in range(len(order)):
         if not plan.done[first]:
-            stack = plan.emit(first)
-            while stack:
-                candidate = stack.pop()
-                if plan.worthwhile(candidate):
-                    stack += plan.emit(candidate)
+            plan.do(first)
     return [order[i] for i in plan.out]
 
 
@@ -84,30 +80,40 @@ class _Schedule:
         self.done = bytearray(len(needs))
         self.out: list[int] = []
 
-    def worthwhile(self, op: int) -> bool:
-        """Whether an operation can be done now and frees at least as much as it takes."""
-        if self.done[op] or self.missing[op]:
-            return False
-        freed = 0
-        for read in self.needs[op]:
-            if self.waiting[read] == 1:
-                freed += self.sizes[read]
-        return freed >= self.sizes[op]
+    def do(self, op: int) -> None:
+        """Do an operation, and all that has become worth doing by it.
 
-    def emit(self, op: int) -> list[int]:
-        """Do an operation; what may have become worth doing, the first one last."""
+        Worth doing is what can be done and frees at least as much as it takes.
+        """
+        missing, waiting, sizes, needs = self.missing, self.waiting, self.sizes, self.needs
+        done = self.done
+        stack = self._emit(op)
+        while stack:
+            candidate = stack.pop()
+            if done[candidate] or missing[candidate]:
+                continue
+            freed = 0
+            for read in needs[candidate]:
+                if waiting[read] == 1:
+                    freed += sizes[read]
+            if freed >= sizes[candidate]:
+                stack += self._emit(candidate)
+
+    def _emit(self, op: int) -> list[int]:
+        """Put an operation next; what may have become worth doing, the first one last."""
+        waiting, missing = self.waiting, self.missing
         self.out.append(op)
         self.done[op] = 1
         candidates = []
         for read in self.needs[op]:
-            self.waiting[read] -= 1
-            if self.waiting[read] == 1:
+            waiting[read] -= 1
+            if waiting[read] == 1:
                 last = next(u for u in self.users[read] if not self.done[u])
-                if not self.missing[last]:
+                if not missing[last]:
                     candidates.append(last)
         for user in self.users[op]:
-            self.missing[user] -= 1
-            if not self.missing[user]:
+            missing[user] -= 1
+            if not missing[user]:
                 candidates.append(user)
         candidates.reverse()
         return candidates

@@ -140,27 +140,25 @@ def compile_program(
     """
     wanted = sorted(set(reductions))
     targets = set(wanted)
-    needed = [n for n in graph.ancestors(wanted) if graph.kinds[n] == POINT or n in targets]
+    ops, args, kinds_of = graph.ops, graph.args, graph.kinds
+    needed = [n for n in graph.ancestors(wanted) if kinds_of[n] == POINT or n in targets]
     check_single_phase(graph, needed, describe)
-    moving = [n for n in needed if graph.ops[n].name not in STATIC]
-    real = [n for n in moving if graph.ops[n].name not in VIEWS]
+    names = {n: ops[n].name for n in needed}
+    moving = [n for n in needed if names[n] not in STATIC]
+    real = [n for n in moving if names[n] not in VIEWS]
     root = _roots(graph, moving)
-
-    static = {n for n in root.values() if graph.ops[n].name in STATIC}
-    table = {
-        n: [root[a] for a in graph.args[n] if a in root and root[a] not in static] for n in real
-    }
+    static = {n for n in root.values() if ops[n].name in STATIC}
+    table = {n: [root[a] for a in args[n] if a in root and root[a] not in static] for n in real}
     reads = table.__getitem__
-    sizes = {n: 0 if graph.ops[n].name in REDUCTIONS else row_bytes(graph.metas[n]) for n in real}
+    metas: dict[int, Meta | None] = {
+        n: None if names[n] in REDUCTIONS else graph.metas[n] for n in real
+    }
+    sizes = {n: 0 if meta is None else row_bytes(meta) for n, meta in metas.items()}
     size = sizes.__getitem__
     order = schedule(real, table, size)
     last = last_use(order, reads)
     register, kinds = allocate(
-        order,
-        reads,
-        lambda n: None if graph.ops[n].name in REDUCTIONS else graph.metas[n],
-        lambda n: graph.ops[n].name in SAFE_IN_PLACE,
-        last,
+        order, reads, metas.__getitem__, lambda n: names[n] in SAFE_IN_PLACE, last
     )
     peak, where = peak_live(order, reads, size, last)
     slots, vectors, aggregates = _slots(graph, wanted)
@@ -172,7 +170,7 @@ def compile_program(
         slots,
         vectors,
         aggregates,
-        columns=sorted({str(graph.ops[n].static) for n in moving if graph.ops[n].name == "column"}),
+        columns=sorted({str(ops[n].static) for n in moving if names[n] == "column"}),
         describe=describe,
         live_row_bytes=peak,
         live_at_peak=alive_at(order, last, where),

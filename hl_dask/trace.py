@@ -254,7 +254,8 @@ class TraceSession:
         if self.on_finish is not None:
             self.on_finish(call_id)
         if self.limit_bytes is not None:
-            self.held_bytes += held_bytes(call.value)
+            value = call.value
+            self.held_bytes += value.value.nbytes if is_traced(value) else held_bytes(value)
             if self.held_bytes > self.limit_bytes:
                 raise Restart
 

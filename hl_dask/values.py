@@ -29,7 +29,8 @@ def normalise(tracer: Tracer, raw: Any) -> Any:
         When it is an iterator, which would be used up by the first who reads it.
     """
     if is_traced(raw):
-        check_session(tracer, raw)
+        if raw.tracer is not tracer:
+            check_session(tracer, raw)
         raw.fresh = False
         return raw
     if type(raw) is tuple:

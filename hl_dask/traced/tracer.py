@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hl_dask.errors import HlDaskError, MemoryBudgetError, RowMixingError
-from hl_dask.expr import POINT, SHARED, Graph, Meta, Op, kind_of
+from hl_dask.expr import POINT, SHARED, Graph, Meta, Op
 
 Array = NDArray[Any]
 SMALL_BYTES = 512
@@ -134,10 +134,8 @@ class Tracer:
                 "np.errstate within the formula notices floating-point errors, which depend on "
                 "the rows"
             )
-        graph = self.graph
-        kinds = graph.kinds
-        kind = LEAVES.get(op.name) or kind_of(op, [kinds[a] for a in args])
-        return graph.add(op, args, kind, self._meta(value, axis), self.owner)
+        meta = self._meta(value, axis)
+        return self.graph.add(op, args, LEAVES.get(op.name), meta, self.owner)
 
     def _meta(self, value: Any, axis: int) -> Meta:
         """What is known of a value's type, one object for all values that are alike."""
