@@ -44,8 +44,14 @@ class Record:
         try:
             return self._fields[name]
         except KeyError:
-            msg = f"the declared object has no array {name!r}; it has {', '.join(self._fields)}"
-            raise AttributeError(msg) from None
+            # Not an AttributeError: hasattr, and getattr with a default, would go on without it.
+            known = ", ".join(self._fields)
+            msg = f"the declared object has no {name!r} that is data; it has {known}"
+            raise ModelError(
+                msg,
+                remedy="let the object hold arrays and numbers as attributes; its methods and "
+                "properties are not taken along",
+            ) from None
 
     def __getitem__(self, name: str) -> Any:
         return self._fields[name]
@@ -71,7 +77,13 @@ def fields_of(value: Any) -> dict[str, Any]:
     if hasattr(value, "columns") and hasattr(value, "__getitem__"):
         return {str(k): value[k] for k in value.columns}
     slots = [s for c in type(value).__mro__ for s in getattr(c, "__slots__", ())]
-    fields = {s: getattr(value, s) for s in slots if hasattr(value, s)}
+    fields = {
+        k: v
+        for c in reversed(type(value).__mro__)
+        for k, v in vars(c).items()
+        if k[:1] != "_" and not callable(v) and not hasattr(v, "__get__")
+    }
+    fields |= {s: getattr(value, s) for s in slots if hasattr(value, s)}
     return fields | {
         k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_")
     }

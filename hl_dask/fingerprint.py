@@ -41,13 +41,32 @@ PURE = frozenset((
 IMPURE = frozenset((
     "open", "input", "eval", "exec", "compile", "globals", "__import__", "breakpoint", "random",
     "load", "loadtxt", "genfromtxt", "fromfile", "memmap", "open_memmap", "DataSource",
-    "vars", "locals", "getattr", "setattr", "delattr", "now", "today",
+    "vars", "locals", "getattr", "setattr", "delattr", "now", "today", "__annotations__",
 ))
 """Names that a formula may not mention if its recording is to be used again: they read the
 world."""
 # fmt: on
 FRAMEWORK = ("hl_dask.model", "hl_dask.instance")
 """Modules of the base classes of all models, which do not change."""
+CLASS_NAMES = frozenset(
+    (
+        "_abc_impl",
+        "__module__",
+        "__dict__",
+        "__weakref__",
+        "__annotations__",
+        "__annotate__",
+        "__annotate_func__",
+        "__annotations_cache__",
+        "__abstractmethods__",
+        "__firstlineno__",
+        "__static_attributes__",
+        "__parameters__",
+        "__orig_bases__",
+        "__qualname__",
+    )
+)
+"""What Python itself keeps in a class."""
 BY_TEXT = ("datetime", "decimal", "fractions")
 """Modules of immutable values that their repr tells in full."""
 FRAMES = ("DataFrame", "Series", "Index", "RangeIndex", "MultiIndex", "Categorical")
@@ -72,7 +91,9 @@ def _code_parts(code: types.CodeType) -> tuple[Any, ...]:
     consts = tuple(
         _code_parts(c) if isinstance(c, types.CodeType) else repr(c) for c in code.co_consts
     )
-    return code.co_code, consts, code.co_names, code.co_freevars
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_code, consts, names, counts, code.co_exceptiontable
 
 
 def reachable_digests(
@@ -135,14 +156,16 @@ def state_digest(cls: type, attributes: Mapping[str, Any], skip: AbstractSet[str
                 continue
             walker.add((name, "="))
             walker.add(value)
+        if type(cls).__module__ not in FRAMEWORK:
+            return None
         walker.seen.update({id(base): (-1, base) for base in cls.__mro__})
         for base in cls.__mro__:
             if base is object or base.__module__ in FRAMEWORK:
                 continue
             for name, value in sorted(vars(base).items()):
-                if name == "_abc_impl" or (name.startswith("__") and name != "__init__"):
+                if name in CLASS_NAMES:
                     continue
-                walker.add((base.__qualname__, name))
+                walker.add((base.__qualname__, base.__name__, name))
                 walker.add(value)
     except Exception:  # also whatever an object of the user's raises when it is looked at
         return None
@@ -214,7 +237,12 @@ class _Walker:
         module = value.__module__
         self.sha.update(f"{module}:{value.__qualname__}".encode())
         if issubclass(value, Enum):
-            self.add({k: v for k, v in vars(value).items() if k[:1] != "_" and not _is_member(v)})
+            plain = {k for k in vars(value) if k[:1] != "_"} == set(value.__members__)
+            bases = all(b.__module__ in ("enum", "builtins") for b in value.__mro__[1:])
+            members = [set(vars(m)) <= MEMBER for m in value.__members__.values()]
+            own = {k for k in vars(value) if k[:1] == "_"} - set(vars(_Plain))
+            if not (plain and bases and all(members)) or own - CLASS_NAMES:
+                raise UndigestibleError(value.__qualname__)
             self.add({k: v.value for k, v in value.__members__.items()})
         elif not _is_pure(module) or vars(sys.modules[module]).get(value.__name__) is not value:
             raise UndigestibleError(value.__qualname__)
@@ -243,8 +271,10 @@ class _Walker:
         self.add(dict(vars(value)))
 
     def _array(self, value: Any) -> None:
-        self.sha.update(f"{value.dtype.str}{value.shape}".encode())
+        self.sha.update(f"{value.dtype!r}{value.shape}{value.strides}".encode())
         if value.dtype.hasobject:
+            if value.dtype.names:
+                raise UndigestibleError(value.dtype)
             for item in value.ravel().tolist():
                 self.add(item)
         else:
@@ -252,7 +282,9 @@ class _Walker:
 
     def _function(self, function: Any) -> None:
         code = getattr(function, "__code__", None)
-        if code is None or (_installed(function.__module__) and function.__module__ != "builtins"):
+        # Not __module__, which functools.wraps copies from what it wraps.
+        home = getattr(function, "__globals__", {}).get("__name__", function.__module__)
+        if code is None or (_installed(home) and home != "builtins"):
             self._named(function)
             return
         names = _names(code)
@@ -293,16 +325,35 @@ class _Walker:
         if getattr(value, "attrs", None):
             self.add(dict(value.attrs))
         if hasattr(value, "columns"):
-            for column in value.columns:
-                self.add(str(column))
-                self.add(np.asarray(value[column]))
-            self.add(np.asarray(value.index))
-        elif hasattr(value, "to_numpy"):
-            self.add(value.to_numpy())
-            if hasattr(value, "index"):
-                self.add(np.asarray(value.index))
+            self.add(tuple(value.columns.names))
+            for number, label in enumerate(value.columns):
+                self.add(label)
+                self._values(value.iloc[:, number])
+            self._labels(value.index)
+        elif hasattr(value, "index"):
+            self.add(value.name)
+            self._values(value)
+            self._labels(value.index)
+        elif hasattr(value, "names"):
+            self._labels(value)
         else:
-            self.sha.update(repr(value).encode())
+            self._values(value)
+
+    def _labels(self, index: Any) -> None:
+        self.add(tuple(index.names))
+        if index.nlevels > 1:
+            for level, codes in zip(index.levels, index.codes, strict=True):
+                self._values(level)
+                self.add(np.asarray(codes))
+        else:
+            self._values(index)
+
+    def _values(self, values: Any) -> None:
+        dtype = values.dtype
+        self.sha.update(str(dtype).encode())
+        if hasattr(dtype, "categories"):
+            self.add((np.asarray(dtype.categories), bool(dtype.ordered)))
+        self.add(np.asarray(values))
 
 
 _BY_TYPE: dict[type, Callable[[_Walker, Any], None]] = {
@@ -337,8 +388,14 @@ _BY_TYPE: dict[type, Callable[[_Walker, Any], None]] = {
 """How objects are digested, by their very type: a subclass may hold or do more."""
 
 
-def _is_member(value: Any) -> bool:
-    return isinstance(value, Enum)
+class _Plain(Enum):
+    """An enumeration with nothing of its own, to compare others with."""
+
+    MEMBER = 1
+
+
+MEMBER = frozenset(vars(_Plain.MEMBER))
+"""What every member of an enumeration holds."""
 
 
 def _is_pure(module: str) -> bool:

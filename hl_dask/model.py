@@ -359,8 +359,9 @@ class Model(Instance, framework=True):
         for name in self.model_points:
             # Arrays are data; what else a declared object holds is an assumption.
             given[name] = shared_fields(given.get(name))
+        given["the default aggregate"] = self._default()
         digest = state_digest(cls, given, OWN_STATE)
-        state = None if digest is None else (digest, proj_len, names, repr(self._default()))
+        state = None if digest is None else (digest, proj_len, names)
         subject = self._subject(points, names, memory)
         return Order(cls.__name__, subject, proj_len, names, block_rows, state)
 

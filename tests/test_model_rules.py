@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import pickle
 import subprocess
@@ -1788,3 +1789,108 @@ def test_a_list_by_policy_is_refused_in_every_mode(columns: Columns) -> None:
         with pytest.raises(HlDaskError, match="a list") as info:
             getattr(Model(data=columns), action)(0)
         assert "f(0)" in message(info)
+
+
+def first_minus_second(a: float, b: float) -> float:
+    """Subtract; replaced by another function of the same code in a test."""
+    return a - b
+
+
+def second_first(b: float, a: float) -> float:
+    """Subtract the other way round, when called by keyword."""
+    return b - a
+
+
+LEVEL = {"now": 2.0}
+
+
+@functools.wraps(np.exp)
+def dressed_up(x: Any) -> Any:
+    """Claim to be a function of NumPy."""
+    return np.exp(x * 0.0) * x * LEVEL["now"]
+
+
+def scaled_sum(values: Any) -> Any:
+    """An aggregate that reads a global."""
+    return np.sum(values) * LEVEL["now"]
+
+
+@pytest.mark.parametrize("way", ["wraps", "names", "categories", "label", "default", "getattr"])
+def test_what_hides_well_is_read_at_execution(
+    way: str, columns: Columns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Model(hl.LightModel):
+        def f(self, t):
+            x = self.data["premium"]
+            if way == "wraps":
+                return dressed_up(x)
+            if way == "names":
+                return x * first_minus_second(a=1.0, b=3.0)
+            if way == "categories":
+                return x * float(self.series.cat.codes.iloc[0] + 1)
+            if way == "label":
+                return x * (1.0 if 1 in self.series.index else 3.0)
+            return x * (self.level if way == "getattr" else 1.0)
+
+        def __getattr__(self, name):
+            if name == "level":
+                return LEVEL["now"]
+            raise AttributeError(name)
+
+    def series(categories: list[str], label: Any) -> pd.Series:
+        return pd.Series(pd.Categorical(["a", "b"], categories=categories), index=[label, "x"])
+
+    aggregate = scaled_sum if way == "default" else np.sum
+    model = Model(aggregate, data=columns, series=series(["a", "b"], 1))
+    model.ExecuteActions(0)
+    monkeypatch.setitem(LEVEL, "now", 7.0)
+    monkeypatch.setitem(globals(), "first_minus_second", second_first)
+    model.series = series(["b", "a"], "1")
+    frame = model.ExecuteActions(0).df_agg
+    factor = {"wraps": 7.0, "names": 2.0, "categories": 2.0, "label": 3.0}.get(way, 7.0)
+    assert total(columns["premium"] * factor).matches(frame["f"].loc[0])
+
+
+def test_a_declared_object_is_not_asked_in_vain(columns: Columns) -> None:
+    class Points:
+        fee = 9.0
+
+        def __init__(self) -> None:
+            self.premium = columns["premium"]
+
+    class Model(hl.Model):
+        model_points = ("mp",)
+
+        def f(self, t):
+            return self.mp.premium * self.mp.fee
+
+        @hl.agg(None)
+        def g(self, t):
+            return self.mp.premium * getattr(self.mp, "loading", 1.0)
+
+    model = Model(mp=Points())
+    frame = model.ExecuteActions(0).df_agg
+    assert total(columns["premium"] * 9.0).matches(frame["f"].loc[0])
+    with pytest.raises(HlDaskError, match="loading"):
+        model.ExecuteActions(0, outputs=["g"])
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "u1", "i2"])
+@pytest.mark.parametrize("way", ["@", "vdot", "einsum", "tensordot"])
+def test_products_over_rows_in_narrow_types_are_not_widened(
+    dtype: str, way: str, columns: Columns
+) -> None:
+    class Model(hl.Model):
+        def f(self, t):
+            x = self.data["age"].astype(dtype)
+            products = {
+                "@": lambda: x @ x,
+                "vdot": lambda: np.vdot(x, x),
+                "einsum": lambda: np.einsum("i,i->", x, x),
+                "tensordot": lambda: np.tensordot(x, x, 1),
+            }
+            return self.data["premium"] * (2.0 if products[way]() > 50 else 1.0)
+
+    with pytest.raises(HlDaskError, match="f\\(0\\)") as info:
+        Model(data=columns).ExecuteActions(0)
+    assert "astype" in message(info)

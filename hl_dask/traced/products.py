@@ -23,6 +23,8 @@ def dot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         return call(tracer, func, (a, b), {}, axis=-1)
     nd = [np.ndim(sample_value(x)) for x in (a, b)]
     axes = [x.axis if is_traced(x) else -1 for x in (a, b)]
+    if func is np.vdot or nd == [1, 1]:
+        _check_width(tracer, func, (a, b))
     if func is np.vdot:
         return np.sum(np.conj(a) * b)
     if 0 in nd and func is not np.matmul:
@@ -45,12 +47,24 @@ def dot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     raise tracer.mixing(msg, PRODUCT_REMEDY)
 
 
+def _check_width(tracer: Tracer, func: Any, args: tuple[Any, ...]) -> None:
+    """Refuse products over rows in a narrow type, which NumPy adds up in that very type.
+
+    A sum of it would be wider: of truth values np.dot makes "or", and small integers wrap around.
+    """
+    dtype = np.result_type(*(sample_value(a) for a in args if hasattr(sample_value(a), "dtype")))
+    if dtype.kind == "b" or dtype.itemsize < 8:
+        msg = f"np.{func.__name__} over rows of dtype {dtype}, which is added up in that type,"
+        raise tracer.mixing(msg, "use x.astype(float) or x.astype(np.int64) before it")
+
+
 def _total_of(tracer: Tracer, products: Any, func: Any, args: tuple[Any, ...]) -> Any:
     """The sum over the rows, its first axis, of an array; ``func(*args)`` is the same in one go.
 
     NumPy adds up in another order in one go. Taking that value for the sample lets the recording
     find it equal to a plain evaluation.
     """
+    _check_width(tracer, func, args)
     node = np.sum(products, axis=0).node
     return Traced.make(tracer, node, attempt(tracer, func, [sample_value(a) for a in args], {}))
 

@@ -181,7 +181,7 @@ class Tracer:
             # The user may change the array after the trace; the graph keeps what it was.
             kept = np.array(value, subok=False)
             kept.setflags(write=False)
-        node = self._intern_constant((value.dtype.str, value.shape, content), kept)
+        node = self._intern_constant((repr(value.dtype), value.shape, content), kept)
         self._arrays[id(value)] = (value, node)
         return node
 
