@@ -195,14 +195,6 @@ class _Registers:
                 self.give_back(op)
 
 
-def live_ranges(
-    order: Sequence[int], reads: Callable[[int], Iterable[int]]
-) -> list[tuple[int, int]]:
-    """For each operation of ``order``, the positions of its evaluation and of its last use."""
-    last = last_use(order, reads)
-    return [(position, last[op]) for position, op in enumerate(order)]
-
-
 def peak_live(
     order: Sequence[int],
     reads: Callable[[int], Iterable[int]],

@@ -77,7 +77,6 @@ class Recording:
     columns: tuple[str, ...]
     elapsed_s: float = 0.0
     programs: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
-    sample: Any = field(default=None, repr=False)
 
     def describe(self, owner: Any) -> str:
         """The formula call that an operation belongs to, as text."""
@@ -218,7 +217,6 @@ def _record(
         sample_rows=(len(first_rows), len(second_rows)),
         schemas=_schemas(subject.points, session),
         columns=subject.points.columns if subject.points is not None else (),
-        sample=first_rows,
     )
 
 

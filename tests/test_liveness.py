@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hl_dask.liveness import allocate, last_use, live_ranges, peak_live, schedule
+from hl_dask.liveness import alive_at, allocate, last_use, peak_live, schedule
 
 quick = settings(max_examples=100, deadline=None)
 
@@ -86,9 +86,13 @@ def test_last_use_follows_the_order_given(dag: Dag, data: Any) -> None:
 
 @quick
 @given(dags())
-def test_live_ranges_are_first_and_last(dag: Dag) -> None:
-    ranges = live_ranges(dag.order, dag.reads.__getitem__)
-    assert ranges == [(op, max(readers(dag, op), default=op)) for op in dag.order]
+def test_a_value_is_alive_from_its_evaluation_to_its_last_use(dag: Dag) -> None:
+    last = last_use(dag.order, dag.reads.__getitem__)
+    for where in range(len(dag.order)):
+        alive = alive_at(dag.order, last, where)
+        assert alive == [
+            op for op in dag.order[: where + 1] if max([op, *readers(dag, op)]) >= where
+        ]
 
 
 @quick
