@@ -113,7 +113,7 @@ class Graph:
         for arg in args:
             if phases[arg] > phase:
                 phase = phases[arg]
-            if kinds[arg] != SHARED and found != POINT:
+            if found != POINT and kinds[arg] != SHARED:
                 found = kinds[arg]
         if op.name in REDUCTIONS:
             phase, found = phase + 1, PORTFOLIO
@@ -129,14 +129,16 @@ class Graph:
 
     def ancestors(self, roots: Iterable[int]) -> list[int]:
         """All nodes that the roots need, themselves included, in topological order."""
-        needed = set()
-        stack = list(roots)
-        while stack:
-            node = stack.pop()
-            if node not in needed:
-                needed.add(node)
-                stack.extend(self.args[node])
-        return sorted(needed)
+        needed = bytearray(len(self.ops))
+        for root in roots:
+            needed[root] = 1
+        # Arguments come before the nodes that have them, so one pass from the end meets them all.
+        args = self.args
+        for node in range(len(needed) - 1, -1, -1):
+            if needed[node]:
+                for arg in args[node]:
+                    needed[arg] = 1
+        return [node for node, is_needed in enumerate(needed) if is_needed]
 
 
 REDUCTIONS = frozenset({"reduce", "aggregate"})

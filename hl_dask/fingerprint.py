@@ -20,7 +20,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -96,22 +96,40 @@ def _code_parts(code: types.CodeType) -> tuple[Any, ...]:
     return code.co_code, consts, names, counts, code.co_exceptiontable
 
 
+class Reached(NamedTuple):
+    """What a formula, or an attribute, can reach.
+
+    Attributes
+    ----------
+    content : str
+        Digest of the content.
+    known : bool
+        Whether the digest tells the content in full.
+    """
+
+    content: str
+    known: bool
+
+
 def reachable_digests(
     instance: Any, formulas: Iterable[Formula]
-) -> tuple[dict[str, str], set[str] | None]:
+) -> tuple[dict[str, Reached], set[str] | None]:
     """Digests of what each formula can reach outside its arguments, and of each attribute.
+
+    Objects of unknown kinds are looked into as far as they go, to see whether they change. The
+    caches of functions (``functools.cache``) are left out.
 
     Returns
     -------
-    (dict of str to str, set of str or None)
-        Digests by name, without what cannot be digested; and the names that all code within reach
-        mentions, None when there is code that cannot be looked at.
+    (dict of str to Reached, set of str or None)
+        What there is by name; and the names that all code within reach mentions, None when there is
+        something that cannot be told by its content.
     """
     things: dict[str, Any] = {f.name: f for f in formulas}
     for cls in type(instance).__mro__:
         if not _installed(cls.__module__):
-            helpers = {k: v for k, v in vars(cls).items() if k[:2] != "__" and k not in things}
-            things.update(helpers)
+            skip = CLASS_NAMES.union(things)
+            things.update({k: v for k, v in vars(cls).items() if k[:2] != "__" and k not in skip})
     things.update({k: v for k, v in instance.__dict__.items() if k not in OWN_STATE})
     found = {}
     names: set[str] | None = set()
@@ -119,14 +137,16 @@ def reachable_digests(
         if isinstance(thing, BoundFormula):
             continue
         sha = hashlib.sha256()
-        walker = _Walker(sha)
+        walker = _Walker(sha, loose=True)
         try:
             walker.add(thing)
-        except Exception:  # also whatever an object of the user's raises when it is looked at
+        except Exception:  # whatever an object of the user's raises when it is looked at
             names = None
             continue
-        found[name] = sha.hexdigest()
-        if names is not None:
+        found[name] = Reached(sha.hexdigest(), not walker.unknown)
+        if walker.unknown:
+            names = None
+        elif names is not None:
             names |= walker.names
     return found, names
 
@@ -173,12 +193,27 @@ def state_digest(cls: type, attributes: Mapping[str, Any], skip: AbstractSet[str
 
 
 class _Walker:
-    """Feeds objects into a digest, each object once."""
+    """Feeds objects into a digest, each object once.
 
-    def __init__(self, sha: Any) -> None:
+    Parameters
+    ----------
+    loose : bool
+        Digest what can be seen of things that are not known by their content, and note that there
+        are such, instead of raising an error.
+    """
+
+    def __init__(self, sha: Any, *, loose: bool = False) -> None:
         self.sha = sha
         self.seen: dict[int, Any] = {}
         self.names: set[str] = set()
+        self.loose = loose
+        self.unknown = False
+
+    def refuse(self, what: Any) -> None:
+        """Something is not known by its content."""
+        if not self.loose:
+            raise UndigestibleError(what)
+        self.unknown = True
 
     def add(self, value: Any) -> None:
         """Digest one object."""
@@ -203,7 +238,8 @@ class _Walker:
         if add is not None:
             add(self, value)
         elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
-            self.add(tuple(value.cache_info()))
+            if not self.loose:  # what a cache holds follows from arguments, and is no change
+                self.add(tuple(value.cache_info()))
             self.add(value.__wrapped__)
         elif isinstance(value, type):
             self._class(value)
@@ -217,7 +253,21 @@ class _Walker:
         elif kind.__module__ in BY_TEXT:
             self._counter(value)
         else:
-            raise UndigestibleError(kind.__qualname__)
+            self.refuse(kind.__qualname__)
+            self._insides(value)
+
+    def _insides(self, value: Any) -> None:
+        """What an object of the user's own keeps."""
+        if _installed(type(value).__module__):
+            return
+        self.add(dict(getattr(value, "__dict__", {})))
+        for cls in type(value).__mro__:
+            slots = vars(cls).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                self.add((name, getattr(value, name, None)))
+        for kind, add in ((dict, self._dict), ((list, tuple), self._sequence), (set, self._set)):
+            if isinstance(value, kind):
+                add(value)
 
     def _sequence(self, value: Any) -> None:
         for item in value:
@@ -242,10 +292,12 @@ class _Walker:
             members = [set(vars(m)) <= MEMBER for m in value.__members__.values()]
             own = {k for k in vars(value) if k[:1] == "_"} - set(vars(_Plain))
             if not (plain and bases and all(members)) or own - CLASS_NAMES:
-                raise UndigestibleError(value.__qualname__)
+                self.refuse(value.__qualname__)
             self.add({k: v.value for k, v in value.__members__.items()})
         elif not _is_pure(module) or vars(sys.modules[module]).get(value.__name__) is not value:
-            raise UndigestibleError(value.__qualname__)
+            self.refuse(value.__qualname__)
+            if not _installed(module):
+                self.add({k: v for k, v in vars(value).items() if k[:2] != "__"})
 
     def _wrapper(self, value: Any) -> None:
         """A property, static method or class method: the functions behind it."""
@@ -274,7 +326,8 @@ class _Walker:
         self.sha.update(f"{value.dtype!r}{value.shape}{value.strides}".encode())
         if value.dtype.hasobject:
             if value.dtype.names:
-                raise UndigestibleError(value.dtype)
+                self.refuse(value.dtype)
+                return
             for item in value.ravel().tolist():
                 self.add(item)
         else:
@@ -290,7 +343,7 @@ class _Walker:
         names = _names(code)
         self.names |= names
         if names & IMPURE or _reads_the_world(code):
-            raise UndigestibleError(function.__qualname__)
+            self.refuse(function.__qualname__)
         self.add({k: v for k, v in vars(function).items() if not k.startswith("_hl_")})
         self.sha.update(repr(_code_parts(code)).encode())
         for part in (function.__defaults__, function.__kwdefaults__):
@@ -310,14 +363,15 @@ class _Walker:
         if isinstance(value, np.ufunc):
             self.sha.update(f"ufunc {value.__name__}".encode())
             if getattr(np, value.__name__, None) is not value:
-                raise UndigestibleError(value.__name__)
+                self.refuse(value.__name__)
             return
         name = getattr(value, "__qualname__", None) or value.__name__
         module = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
         self.sha.update(f"{module}:{name}".encode())
         owner = getattr(value, "__self__", None)
         if not _is_pure(module or "builtins"):
-            raise UndigestibleError(name)
+            self.refuse(name)
+            return
         if owner is not None and not isinstance(owner, types.ModuleType):
             self.add(owner)
 

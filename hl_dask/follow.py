@@ -27,7 +27,7 @@ from hl_dask.report import (
     reported,
 )
 from hl_dask.trace import RELEASED, Call, TraceSession, calls_differ, describe_owner
-from hl_dask.traced import TracedArray, TracedText, Tracer, is_traced, total_of_rows
+from hl_dask.traced import Notes, TracedArray, TracedText, Tracer, is_traced, total_of_rows
 from hl_dask.values import ValueShape, value_shape
 
 
@@ -59,15 +59,18 @@ class First:
 
     def finished(self, session: TraceSession, number: int) -> None:
         """A call has been evaluated."""
-        output = _output_of(self.wanted, session, number, self.proj_len)
-        if output is not None:
-            self.outputs.append(output)
+        if session.calls[number].formula in self.wanted.aggregates:
+            output = _output_of(self.wanted, session, number, self.proj_len)
+            if output is not None:
+                self.outputs.append(output)
 
     def finish(self, session: TraceSession) -> list[ValueShape]:
         """Compact forms of all values; the values themselves are dropped."""
         shapes = []
         for call in session.calls:
-            shapes.append(value_shape(call.value))
+            value = call.value
+            one = type(value) is TracedArray
+            shapes.append((None, (value.node,)) if one else value_shape(value))
             call.value = None
         return shapes
 
@@ -109,7 +112,9 @@ class Second(First):
             or self.order[position] != number
         ):
             raise calls_differ(call.text)
-        if value_shape(call.value) != self.values[number]:
+        value = call.value
+        shape = (None, (value.node,)) if type(value) is TracedArray else value_shape(value)
+        if shape != self.values[number]:
             msg = "the formula gives another expression on another sample of the rows"
             raise RowMixingError(
                 msg,
@@ -158,12 +163,13 @@ def _output_of(wanted: Wanted, session: TraceSession, number: int, proj_len: int
     if function is None or not reported(call.formula, call.key, proj_len):
         return None
     tracer = session.tracer
-    saved = tracer.owner, tracer.escapes, tracer.failures
-    tracer.owner, tracer.escapes, tracer.failures = call, [], []
+    outer, tracer.notes = tracer.notes, Notes(call)
     try:
         return _output(session, call, function, explicit=call.formula.agg is not DEFAULT)
     finally:
-        tracer.owner, tracer.escapes, tracer.failures = saved
+        if tracer.notes.asked_rows:
+            outer.asked_rows = True
+        tracer.notes = outer
 
 
 def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool) -> Output:
@@ -183,6 +189,8 @@ def _output(session: TraceSession, call: Call, function: Any, *, explicit: bool)
         # A plain run cannot tell such an array from one of totals.
         check_reported(value, call.text, tracer.rows, explicit=False)
     if is_traced(value) and value.axis >= 0:
+        if function is np.sum and value.ndim == 1 and value.dtype.kind in SUMMABLE:
+            return Output(call.formula, call.key, total_of_rows(tracer, value))
         aggregated = _aggregate(tracer, call, value, function)
         if is_traced(aggregated) and aggregated.axis < 0:
             return Output(call.formula, call.key, aggregated.node)
@@ -206,8 +214,6 @@ def _aggregate(tracer: Tracer, call: Call, value: Any, function: Any) -> Any:
     """The aggregate of a traced value over its rows, traced as well."""
     if function is np.sum and value.dtype.kind not in SUMMABLE:
         raise not_summable(value.dtype, call.text)
-    if function is np.sum and value.value.ndim == 1:
-        return total_of_rows(tracer, value)
     try:
         if isinstance(function, Aggregate):
             return _declared_aggregate(tracer, value, function)
@@ -217,8 +223,8 @@ def _aggregate(tracer: Tracer, call: Call, value: Any, function: Any) -> Any:
         raise
     except Exception as error:
         raise aggregate_failed(function, error, call.text) from error
-    if tracer.escapes:
-        msg = f"the aggregate {function!r} cannot be followed: {tracer.escapes[0]}"
+    if tracer.notes.escapes:
+        msg = f"the aggregate {function!r} cannot be followed: {tracer.notes.escapes[0]}"
         raise RowMixingError(
             msg,
             formula=call.text,
@@ -229,6 +235,8 @@ def _aggregate(tracer: Tracer, call: Call, value: Any, function: Any) -> Any:
 
 def _declared_aggregate(tracer: Tracer, value: Any, function: Aggregate) -> Any:
     op = Op("aggregate", id(function))
+    if tracer.blind:
+        return TracedArray.make(tracer, tracer.node(op, (value.node,), None, -1))
     partial = function.map(value.value)
     sample = function.finish(partial)
     node = tracer.node(op, (value.node,), np.asarray(sample), -1)

@@ -52,32 +52,43 @@ def schedule(
     list of int
         The same operations, topologically ordered.
     """
-    position = {op: i for i, op in enumerate(order)}
-    needs = [tuple({position[read]: None for read in reads[op]}) for op in order]
-    plan = _Schedule(needs, [size(op) for op in order])
-    for first in range(len(order)):
-        if not plan.done[first]:
-            plan.do(first)
-    return [order[i] for i in plan.out]
+    plan = _Schedule(order, reads, size)
+    missing = plan.missing
+    for op in order:
+        if missing[op] != DONE:
+            plan.do(op)
+    return plan.out
+
+
+DONE = -1
+"""In place of the number of missing reads, of an operation that has its place."""
 
 
 class _Schedule:
-    """The state of :func:`schedule`, over positions in the given order.
+    """The state of :func:`schedule`.
 
     ``missing`` counts the reads of an operation that are not done, ``waiting`` the readers of a
     value that are not done.
     """
 
-    def __init__(self, needs: Sequence[Sequence[int]], sizes: Sequence[int]) -> None:
-        self.needs = needs
-        self.sizes = sizes
-        self.users: list[list[int]] = [[] for _ in needs]
-        for op, reads in enumerate(needs):
-            for read in reads:
-                self.users[read].append(op)
-        self.missing = [len(reads) for reads in needs]
-        self.waiting = [len(users) for users in self.users]
-        self.done = bytearray(len(needs))
+    def __init__(
+        self, order: Sequence[int], reads: Mapping[int, Sequence[int]], size: Callable[[int], int]
+    ) -> None:
+        self.needs: dict[int, Sequence[int]] = {}
+        self.users: dict[int, list[int]] = {}
+        self.missing: dict[int, int] = {}
+        users = self.users
+        for op in order:
+            users[op] = []
+            needs = reads[op]
+            if len(needs) > 2 or (len(needs) == 2 and needs[0] == needs[1]):
+                needs = tuple(dict.fromkeys(needs))
+            self.needs[op] = needs
+            self.missing[op] = len(needs)
+            for read in needs:
+                users[read].append(op)
+        self.sizes = {op: size(op) for op in order}
+        self.waiting = {op: len(found) for op, found in users.items()}
         self.out: list[int] = []
 
     def do(self, op: int) -> None:
@@ -86,11 +97,10 @@ class _Schedule:
         Worth doing is what can be done and frees at least as much as it takes.
         """
         missing, waiting, sizes, needs = self.missing, self.waiting, self.sizes, self.needs
-        done = self.done
         stack = self._emit(op)
         while stack:
             candidate = stack.pop()
-            if done[candidate] or missing[candidate]:
+            if missing[candidate]:
                 continue
             freed = 0
             for read in needs[candidate]:
@@ -103,14 +113,18 @@ class _Schedule:
         """Put an operation next; what may have become worth doing, the first one last."""
         waiting, missing = self.waiting, self.missing
         self.out.append(op)
-        self.done[op] = 1
+        missing[op] = DONE
         candidates = []
         for read in self.needs[op]:
-            waiting[read] -= 1
-            if waiting[read] == 1:
-                last = next(u for u in self.users[read] if not self.done[u])
-                if not missing[last]:
-                    candidates.append(last)
+            left = waiting[read] - 1
+            waiting[read] = left
+            if left == 1:
+                # The only reader that is left frees the value when it is done.
+                for last in self.users[read]:
+                    if missing[last] != DONE:
+                        if not missing[last]:
+                            candidates.append(last)
+                        break
         for user in self.users[op]:
             missing[user] -= 1
             if not missing[user]:

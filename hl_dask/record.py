@@ -14,6 +14,7 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,22 @@ from hl_dask.follow import First, Output, Second
 from hl_dask.formula import OWN_STATE, BoundFormula, Formula
 from hl_dask.points import ModelPoints
 from hl_dask.report import Wanted, run_formulas
-from hl_dask.trace import BEFORE_RUN, Call, Restart, TraceSession, describe_owner
-from hl_dask.traced import Tracer, is_traced, share
-from hl_dask.values import template_of
+from hl_dask.trace import (
+    BEFORE_RUN,
+    Call,
+    Restart,
+    TraceSession,
+    describe_owner,
+)
+from hl_dask.traced import SampleUsedError, Tracer, is_traced, share
+from hl_dask.values import ValueShape, template_of
 
 SAMPLE_ROWS = (997, 499)
 """Rows of the two samples; unusual, so that they meet no other length by accident."""
+PROBE_ROWS = (257, 127)
+"""Rows to begin with. The graph of a model in which no value of a row leaves the trace, and no
+total becomes a Python value, is the same whatever the rows are, and their number only costs time.
+Where one does, the samples are taken in full."""
 SAMPLE_BYTES = 64 * 2**20
 """Sample values that a trace may hold before it starts again with fewer rows."""
 CHANGE_ERRORS = frozenset({"errstate", "seterr", "seterrcall"})
@@ -139,13 +150,23 @@ def record(
         When a formula raises.
     """
     started = time.perf_counter()
-    sizes = sample_sizes((proj_len + 1) * len(subject.formulas))
+    reach = _Reach(subject)
+    full = sizes = sample_sizes((proj_len + 1) * len(subject.formulas))
+    if not assumed and reach.names is not None:
+        sizes = min(full, PROBE_ROWS)
     while True:
+        known = dict(assumed or {})
+        probe = sizes < full
         try:
             with no_collection():
-                recording = _record(subject, proj_len, sizes, dict(assumed or {}), graph or Graph())
+                recording = _record(
+                    subject, proj_len, sizes, known, graph or Graph(), reach, probe=probe
+                )
+        except SampleUsedError:
+            sizes = full
+            continue
         except Restart:
-            sizes = (max(SMALLEST_SAMPLE, sizes[0] // 4), max(SMALLEST_SAMPLE // 2, sizes[1] // 4))
+            full = sizes = _quarter(sizes)
             graph, assumed = None, None
             continue
         recording.elapsed_s = time.perf_counter() - started
@@ -156,8 +177,12 @@ def sample_sizes(calls: int) -> tuple[int, int]:
     """Sizes of the two samples for a model with about so many formula calls."""
     first, second = SAMPLE_ROWS
     while first > SMALLEST_SAMPLE and calls * first * 8 > SAMPLE_BYTES:
-        first, second = first // 4, second // 4
-    return max(first, SMALLEST_SAMPLE), max(second, SMALLEST_SAMPLE // 2)
+        first, second = _quarter((first, second))
+    return first, second
+
+
+def _quarter(sizes: tuple[int, int]) -> tuple[int, int]:
+    return max(sizes[0] // 4, SMALLEST_SAMPLE), max(sizes[1] // 4, SMALLEST_SAMPLE // 2)
 
 
 @contextlib.contextmanager
@@ -181,25 +206,69 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
+class _Reach:
+    """What formulas can reach outside their arguments, as it was before a recording.
+
+    Attributes
+    ----------
+    before : dict of str to Reached
+        What there was, by name.
+    names : set of str or None
+        Names that the code within reach mentions; None when there is something that cannot be
+        looked into.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.before, self.names = reachable_digests(subject.clone(None), subject.formulas)
+
+    def changed(self, *, unknown: bool = False) -> list[str]:
+        """Names of what has changed since.
+
+        Parameters
+        ----------
+        unknown : bool
+            Whether objects of unknown kinds count, which may well keep what they have worked out.
+        """
+        after, _ = reachable_digests(self.subject.clone(None), self.subject.formulas)
+        found = []
+        for name, was in self.before.items():
+            now = after.get(name, was)
+            if now.content != was.content and (unknown or (was.known and now.known)):
+                found.append(name)
+        return found
+
+    def untouched(self) -> bool:
+        """Whether it is known that nothing has changed since."""
+        return self.names is not None and not self.changed()
+
+
 def _record(
-    subject: Subject, proj_len: int, sizes: tuple[int, int], assumed: dict[int, Any], graph: Graph
+    subject: Subject,
+    proj_len: int,
+    sizes: tuple[int, int],
+    assumed: dict[int, Any],
+    graph: Graph,
+    reach: _Reach,
+    *,
+    probe: bool,
 ) -> Recording:
     first_rows, second_rows = split_sample(subject.points, sizes)
-    before, names = reachable_digests(subject.clone(None), subject.formulas)
     first = First(subject.wanted, proj_len)
+    session = _session(subject, first_rows, graph, assumed)
+    session.shadow = not assumed
+    session.probe = probe
+    session.untouched = reach.untouched
+    if len(first_rows) > SMALLEST_SAMPLE:
+        session.limit_bytes = SAMPLE_BYTES
     # Asking NumPy for its error state at every operation takes a tenth of the recording.
-    watch = names is None or bool(names & CHANGE_ERRORS)
-    session = _trace(
-        subject, proj_len, first_rows, graph, assumed, first, frozen=False, watch_errors=watch
-    )
-    _check_state(subject, session, before)
+    session.tracer.watch_errors = reach.names is None or bool(reach.names & CHANGE_ERRORS)
+    _trace(subject, proj_len, session, first)
+    _check_state(subject, session, reach)
     values = first.finish(session)
     opaque = dict(session.opaque)
     if not opaque:
-        second = Second(subject.wanted, proj_len, session, first, values)
-        known = dict(session.tracer.assumed)
-        again = _trace(subject, proj_len, second_rows, graph, known, second, frozen=True)
-        second.finish(again)
+        again = _second_trace(subject, proj_len, second_rows, session, first, values)
         opaque = dict(again.opaque)
     return Recording(
         graph=graph,
@@ -211,7 +280,7 @@ def _record(
         outputs=first.outputs,
         guards=session.tracer.guards,
         assumed=session.tracer.assumed,
-        asked_rows=session.tracer.asked_rows,
+        asked_rows=session.tracer.notes.asked_rows,
         opaque=opaque,
         declared_opaque={c.formula.name: c.opaque for c in session.calls if c.opaque},
         sample_rows=(len(first_rows), len(second_rows)),
@@ -220,16 +289,45 @@ def _record(
     )
 
 
-def _check_state(subject: Subject, session: TraceSession, before: dict[str, str]) -> None:
+def _second_trace(
+    subject: Subject,
+    proj_len: int,
+    positions: Any,
+    first: TraceSession,
+    outputs: First,
+    values: list[ValueShape],
+) -> TraceSession:
+    """The trace on other rows, which must come to the same graph.
+
+    Its operations need not be done: they are looked up in the graph (a *blind* trace). Where
+    something asks for a value, an opaque formula for one, the trace is made again with values. No
+    number of the rows has got out of it by then.
+    """
+    for blind in (True, False):
+        second = Second(subject.wanted, proj_len, first, outputs, values)
+        known = dict(first.tracer.assumed)
+        session = _session(subject, positions, first.tracer.graph, known, frozen=True, blind=blind)
+        session.probe = blind
+        try:
+            _trace(subject, proj_len, session, second)
+        except SampleUsedError:
+            continue
+        second.finish(session)
+        break
+    return session
+
+
+def _check_state(subject: Subject, session: TraceSession, reach: _Reach) -> None:
     """Refuse formulas that keep something, when what they keep may be a number of the sample.
 
-    Without totals turned into Python values, and without the row count, no number of the sample can
-    get out of the trace, and a cache is as good as none.
+    Without totals turned into Python values, without the row count, and without opaque formulas, no
+    number of the sample can get out of the trace, and a cache is as good as none.
     """
-    if not session.tracer.guards and not session.tracer.asked_rows:
+    tracer = session.tracer
+    if not tracer.told and not tracer.guards:
         return
-    after, _ = reachable_digests(subject.clone(None), subject.formulas)
-    changed = [name for name, digest in before.items() if after.get(name, digest) != digest]
+    # A replay in one piece would go on with what an object has kept of the sample.
+    changed = reach.changed(unknown=bool(session.opaque))
     if changed:
         own = {f.name for f in subject.formulas}
         users = [
@@ -237,14 +335,14 @@ def _check_state(subject: Subject, session: TraceSession, before: dict[str, str]
         ]
         msg = (
             f"something that {', '.join(changed)} can reach (a module variable, a class attribute, "
-            "a container or a cache) was changed while formulas turned totals or the row count "
-            "into Python values"
+            "a container or a cache) was changed while formulas turned totals, the row count or "
+            "values of rows into Python values"
         )
         raise RowMixingError(
             msg,
             formula=", ".join(dict.fromkeys(users + [c for c in changed if c in own])) or None,
             remedy="keep values in formulas only, which remember them for the run; fill caches "
-            "before the run",
+            "before the run, and declare formulas that work row by row @hl.per_point",
         )
 
 
@@ -263,37 +361,46 @@ def split_sample(points: ModelPoints | None, sizes: tuple[int, int]) -> tuple[An
     positions = points.sample_positions(sum(sizes))
     if len(positions) == 1:
         return positions, positions
-    n_second = min(sizes[1], max(1, len(positions) // 3))
+    n_second = min(sizes[1], -(-len(positions) // 3))
     order = np.random.default_rng(len(positions)).permutation(len(positions))
     second, first = np.sort(order[:n_second]), np.sort(order[n_second:][: sizes[0]])
     return positions[first], positions[second]
 
 
-def _trace(
+def _session(
     subject: Subject,
-    proj_len: int,
     positions: Any,
     graph: Graph,
     assumed: dict[int, Any],
-    follower: First,
     *,
-    frozen: bool,
-    watch_errors: bool = False,
+    frozen: bool = False,
+    blind: bool = False,
 ) -> TraceSession:
-    rows = subject.points.rows if subject.points is not None else 1
-    tracer = Tracer(graph, rows=rows, sample_rows=len(positions), frozen=frozen, assumed=assumed)
-    tracer.watch_errors = watch_errors
+    """What a trace on these rows is made with."""
+    tracer = Tracer(
+        graph,
+        rows=subject.points.rows if subject.points is not None else 1,
+        sample_rows=len(positions),
+        frozen=frozen,
+        assumed=assumed,
+        blind=blind,
+    )
+    tracer.watch_errors = False
     tracer.most_rows = subject.most_rows
-    session = TraceSession(tracer, subject.points, positions, shadow=not frozen and not assumed)
-    if len(positions) > SMALLEST_SAMPLE and not frozen:
-        session.limit_bytes = SAMPLE_BYTES
-    session.on_finish = lambda number: follower.finished(session, number)
+    return TraceSession(tracer, subject.points, positions)
+
+
+def _trace(subject: Subject, proj_len: int, session: TraceSession, follower: First) -> None:
+    session.on_finish = partial(follower.finished, session)
     instance = session.instance = subject.clone(session)
     session.twin = subject.clone(session)
-    with np.errstate(all="ignore"):
-        _set_up(subject, session, instance)
-        run_formulas(subject.wanted, instance, proj_len)
-    return session
+    try:
+        with np.errstate(all="ignore"):
+            _set_up(subject, session, instance)
+            run_formulas(subject.wanted, instance, proj_len)
+        session.check_probe()
+    finally:
+        session.tracer.over = True
 
 
 def _set_up(subject: Subject, session: TraceSession, instance: Any) -> None:
@@ -337,18 +444,18 @@ def _share_arrays(instance: Any, session: TraceSession) -> None:
 
 
 def _before_run(session: TraceSession, instance: Any) -> None:
-    tracer = session.tracer
+    notes = session.tracer.notes
     session.frames.append(Call(BEFORE, ()))
     try:
         instance.BeforeRun()
-        reason = tracer.escapes[0] if tracer.escapes else None
-        if tracer.failures:
-            raise tracer.failures[0]
+        reason = notes.escapes[0] if notes.escapes else None
+        if notes.failures:
+            raise notes.failures[0]
     except HlDaskError as error:
         error.formula = error.formula or BEFORE_RUN
         raise
     except Exception as error:
-        if not tracer.escapes:
+        if not notes.escapes:
             msg = f"{type(error).__name__}: {error}"
             raise FormulaError(
                 msg,
@@ -356,10 +463,10 @@ def _before_run(session: TraceSession, instance: Any) -> None:
                 remedy="see the exception above, which BeforeRun raised; columns and assumptions "
                 "are read-only",
             ) from error
-        reason = tracer.escapes[0]
+        reason = notes.escapes[0]
     finally:
         session.frames.pop()
-    if tracer.op_errors:
+    if notes.op_errors:
         msg = "BeforeRun catches an error that an array operation raised"
         raise RowMixingError(
             msg,
@@ -368,7 +475,7 @@ def _before_run(session: TraceSession, instance: Any) -> None:
         )
     if reason is not None:
         session.opaque[BEFORE_RUN] = reason
-    tracer.escapes = []
+    notes.escapes = ()
 
 
 BEFORE = Formula(lambda self: None, BEFORE_RUN, "Model")

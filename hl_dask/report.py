@@ -130,7 +130,7 @@ def check_reported(value: Any, text: str, rows: int, *, explicit: bool) -> None:
     if isinstance(value, (tuple, list, dict)):
         seen = f"a {type(value).__name__}"
     else:
-        shape = np.shape(getattr(value, "value", value))
+        shape = getattr(value, "sample_shape", np.shape(value))
         if shape == () or explicit:
             return
         seen = f"an array of shape {shape}"

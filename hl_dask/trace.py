@@ -18,7 +18,7 @@ from hl_dask.formula import Formula, bind_key, call_text, unhashable
 from hl_dask.opaque import OpaqueCall, Rows, SampleSession, as_rows, check_per_point, has_rows
 from hl_dask.points import ModelPoints
 from hl_dask.session import HOP, CallStack, formula_error, on_fresh_stack
-from hl_dask.traced import TracedArray, TracedText, Tracer, is_traced
+from hl_dask.traced import Notes, SampleUsedError, TracedArray, TracedText, Tracer, is_traced
 from hl_dask.values import (
     held_bytes,
     normalise,
@@ -76,17 +76,24 @@ class TraceSession:
         The model points.
     positions : ndarray of int64
         The sample: global row numbers.
+
+    Attributes
+    ----------
     shadow : bool
-        Evaluate every formula on plain arrays as well and compare: the first trace.
+        Evaluate formulas on plain arrays as well and compare: in the first trace.
+    probe : bool
+        Stop with :class:`SampleUsedError` where values of the rows come to matter.
+    limit_bytes : int or None
+        Stop with :class:`Restart` where the values held are larger.
+    untouched : callable
+        Whether it is known that formulas have kept nothing outside the trace.
     """
 
-    def __init__(
-        self, tracer: Tracer, points: ModelPoints | None, positions: Any, *, shadow: bool
-    ) -> None:
+    def __init__(self, tracer: Tracer, points: ModelPoints | None, positions: Any) -> None:
         self.tracer = tracer
         self.points = points
         self.positions = positions
-        self.shadow = shadow
+        self.shadow = False
         self.calls: list[Call] = []
         self.finished: list[int] = []
         self.index: dict[tuple[Formula, tuple[Any, ...]], int] = {}
@@ -101,6 +108,8 @@ class TraceSession:
         self.running = False
         self.setting_up = True
         self.limit_bytes: int | None = None
+        self.probe = False
+        self.untouched: Callable[[], bool] = lambda: False
         self.held_bytes = 0
         self.data = DataView(
             points.columns if points is not None else (),
@@ -219,31 +228,26 @@ class TraceSession:
         call_id = len(self.calls)
         self.calls.append(call)
         tracer = self.tracer
-        saved = (tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows)
-        tracer.owner, tracer.escapes, tracer.failures = call, [], []
-        tracer.op_errors, tracer.asked_rows = 0, False
+        outer = tracer.notes
+        notes = tracer.notes = Notes(call)
         guards = len(tracer.guards)
         self.frames.append(call)
-        failed: HlDaskError | None = None
         try:
             if len(self.stack.frames) % HOP == 0:
                 call.value = on_fresh_stack(lambda: self._traced_value(call, guards), self.stack)
             else:
                 call.value = self._traced_value(call, guards)
         except HlDaskError as error:
-            failed = error
+            if error not in outer.failures:
+                # A caller that swallows the error would go on with a value that other rows lack.
+                outer.failures = [*outer.failures, error]
             raise
         finally:
             self.frames.pop()
             self.stack.pop()
-            asked = tracer.asked_rows
-            tracer.owner, tracer.escapes, tracer.failures, tracer.op_errors, tracer.asked_rows = (
-                saved
-            )
-            tracer.asked_rows |= asked
-            if failed is not None and failed not in tracer.failures:
-                # A caller that swallows the error would go on with a value that other rows lack.
-                tracer.failures.append(failed)
+            tracer.notes = outer
+            if notes.asked_rows:
+                outer.asked_rows = True
         self.index[frame] = call_id
         self._finish(call_id, call)
         return call_id
@@ -257,21 +261,36 @@ class TraceSession:
             value = call.value
             self.held_bytes += value.value.nbytes if is_traced(value) else held_bytes(value)
             if self.held_bytes > self.limit_bytes:
-                raise Restart
+                self.limit_bytes = None
+                if not self.tracer.told or self.untouched():
+                    raise Restart
+        if self.probe:
+            self.check_probe()
+
+    def check_probe(self) -> None:
+        """Give up a first attempt with few rows, or with none, when they come to matter.
+
+        Not when a formula has kept something meanwhile, which may be a number of these rows: the
+        next attempt would find it there, and take it for a constant.
+        """
+        if self.probe and self.tracer.sample_used:
+            if self.tracer.blind or self.untouched():
+                raise SampleUsedError
+            self.probe = False
 
     def _traced_value(self, call: Call, guards: int) -> Any:
-        formula, tracer = call.formula, self.tracer
+        formula, tracer, notes = call.formula, self.tracer, self.tracer.notes
         try:
             raw = formula.evaluate(self.instance, call.key)
-            if tracer.failures:
-                raise tracer.failures[0]
-            if tracer.op_errors:
+            if notes.failures:
+                raise notes.failures[0]
+            if notes.op_errors:
                 raise tracer.fail(swallowed_error())
-            if not tracer.escapes:
-                value = normalise(self.tracer, raw)
-                if not tracer.escapes:
-                    return self._shadowed(call, value, guards)
-            reason = tracer.escapes[0]
+            if not notes.escapes:
+                value = normalise(tracer, raw)
+                if not notes.escapes:
+                    return self._shadowed(call, value, guards) if self.shadow else value
+            reason = notes.escapes[0]
         except HlDaskError as error:
             error.formula = error.formula or call.text
             if not (formula.per_point and isinstance(error, RowMixingError)):
@@ -299,8 +318,6 @@ class TraceSession:
     def _shadowed(self, call: Call, value: Any, guards: int) -> Any:
         """The traced value, after comparing it with that of a plain evaluation."""
         tracer = self.tracer
-        if not self.shadow:
-            return value
         seen = self.shadows[call.formula] = self.shadows.get(call.formula, 0) + 1
         if seen > SHADOWS and seen % SHADOW_EVERY:
             # A formula goes one way with plain arrays and another with traced ones because of what
@@ -310,7 +327,7 @@ class TraceSession:
         asked = len(tracer.guards)
         exact = asked == guards
         try:
-            here = self._at_sample_size(call) if tracer.asked_rows else value
+            here = self._at_sample_size(call) if tracer.notes.asked_rows else value
             plain = self.plainly(call)
             if same_value(self.to_plain(here), plain, exact=exact):
                 return value
@@ -360,7 +377,9 @@ class TraceSession:
     def _opaque_value(self, call: Call, reason: str) -> Any:
         """The value of a formula that is evaluated as Python on each block."""
         formula, tracer = call.formula, self.tracer
-        tracer.failures, tracer.op_errors = [], 0
+        tracer.sample_used = tracer.told = True
+        self.check_probe()
+        tracer.notes.failures, tracer.notes.op_errors = (), 0
         call.opaque = reason
         call.reads, call.columns = {}, {}
         try:

@@ -47,7 +47,7 @@ def normalise(tracer: Tracer, raw: Any) -> Any:
 
 
 def _plain_array(tracer: Tracer, raw: Any) -> Any:
-    if raw.ndim and raw.shape[0] == tracer.rows and tracer.asked_rows:
+    if raw.ndim and raw.shape[0] == tracer.rows and tracer.notes.asked_rows:
         lifted = full_rows(tracer, raw, 0)
         lifted.fresh = False
         return lifted

@@ -217,8 +217,8 @@ class Traced:
 
     def run(self, program: list[Instruction]) -> list[Any]:
         values = run_plainly(program, dict(enumerate(self.columns)))
-        assert not self.tracer.escapes
-        assert not self.tracer.failures
+        assert not self.tracer.notes.escapes
+        assert not self.tracer.notes.failures
         return values
 
     def collected(self, value: Any) -> int:

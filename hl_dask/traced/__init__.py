@@ -24,11 +24,13 @@ from hl_dask.traced.functions import reduce_rows, total_of_rows
 from hl_dask.traced.ops import check_session, fill, full_rows
 from hl_dask.traced.shared import SharedArray, share
 from hl_dask.traced.text import TracedText
-from hl_dask.traced.tracer import Tracer
+from hl_dask.traced.tracer import Notes, SampleUsedError, Tracer
 
 _install()
 
 __all__ = [
+    "Notes",
+    "SampleUsedError",
     "SharedArray",
     "TracedArray",
     "TracedText",

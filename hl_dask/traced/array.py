@@ -9,7 +9,9 @@ import numpy as np
 
 from hl_dask.errors import ReadOnlyError
 from hl_dask.traced import dispatch, indexing, lookups, ops
+from hl_dask.traced.base import UNSEEN
 from hl_dask.traced.concrete import Concrete
+from hl_dask.traced.tracer import Tracer
 
 WAYS_OUT = {
     "sort": "sort the data before the run, or declare the formula @hl.per_point if it works row by "
@@ -32,22 +34,13 @@ class TracedArray(Concrete):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return type(self.value)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """See :class:`numpy.ndarray`."""
-        dtype: np.dtype[Any] = self.value.dtype
-        return dtype
+        return np.ndarray if self.ndim else type(self.value)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that the value has over all rows."""
-        shape = tuple(self.value.shape)
-        axis = self.axis
-        if axis < 0:
-            return shape
-        return (*shape[:axis], self.tracer.row_count(), *shape[axis + 1 :])
+        _, shape, axis = self.tracer.graph.metas[self.node]
+        return shape if axis < 0 else (*shape[:axis], self.tracer.row_count(), *shape[axis:])
 
     @property
     def size(self) -> int:
@@ -122,7 +115,7 @@ class TracedArray(Concrete):
         if self.ndim == 0:
             msg = "iteration over a 0-d array"
             raise TypeError(msg)
-        return iter([self[k] for k in range(self.value.shape[0])])
+        return iter([self[k] for k in range(self.sample_shape[0])])
 
     def __contains__(self, item: Any) -> bool:
         return bool((self == item).any())
@@ -132,8 +125,7 @@ class TracedArray(Concrete):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self._writable()
-        result = indexing.apply_assignment(self, index, value)
-        self.node, self.value = result.node, result.value
+        self._become(indexing.apply_assignment(self, index, value))
 
     def __delitem__(self, index: Any) -> NoReturn:
         msg = "cannot delete array elements"
@@ -149,18 +141,23 @@ class TracedArray(Concrete):
                 )
             )
 
+    def _become(self, result: Any) -> None:
+        if not self.tracer.blind:
+            self.value = result.value
+        self.node = result.node
+
     def take_over(self, result: Any, what: str) -> TracedArray:
         """Become the result of an in-place operation, if it fits and may be changed."""
         self._writable()
-        if np.shape(result.value) != self.value.shape:
-            msg = f"non-broadcastable output operand with shape {self.value.shape}"
+        if result.sample_shape != self.sample_shape:
+            msg = f"non-broadcastable output operand with shape {self.sample_shape}"
             raise ValueError(msg)
         if result.dtype != self.dtype:
             if not np.can_cast(result.dtype, self.dtype, "same_kind"):
                 msg = f"cannot cast {what} output from {result.dtype} to {self.dtype}"
                 raise TypeError(msg)
             result = result.astype(self.dtype)
-        self.node, self.value = result.node, result.value
+        self._become(result)
         return self
 
     # ---- methods with rules of their own -----------------------------------------------------
@@ -181,7 +178,8 @@ class TracedArray(Concrete):
 
     def copy(self, order: str = "C") -> TracedArray:
         """A copy that may be changed by assignment."""
-        return TracedArray(self.tracer, self.node, self.value.copy(), fresh=True)
+        value = UNSEEN if self.tracer.blind else self.value.copy()
+        return TracedArray(self.tracer, self.node, value, fresh=True)
 
     __copy__ = copy
 
@@ -255,6 +253,14 @@ def _forward(name: str) -> Any:
     return method
 
 
+def _node(tracer: Tracer, operand: Any) -> int | None:
+    """The node of an operand of the usual kinds that has one already."""
+    kind = type(operand)
+    if kind is TracedArray:
+        return operand.node if operand.tracer is tracer else None
+    return tracer.scalars.get((kind, operand)) if kind is float or kind is int else None
+
+
 def _operator(ufunc: np.ufunc, reverse: bool) -> Any:
     """A binary operator.
 
@@ -265,36 +271,33 @@ def _operator(ufunc: np.ufunc, reverse: bool) -> Any:
 
     def operator(self: TracedArray, other: Any) -> Any:
         tracer = self.tracer
-        value = self.value
-        kind = type(other)
-        if kind is TracedArray:
-            metas = tracer.graph.metas
-            same = (
-                other.tracer is tracer
-                and other.value.ndim == value.ndim
-                and metas[other.node].axis == metas[self.node].axis
-            )
-            if not same:
-                return general(self, other)
-            node, operand = other.node, other.value
-        elif (kind is float or kind is int) and (
-            known := tracer.scalars.get((kind, other))
-        ) is not None:
-            node, operand = known, other
-        else:
+        node = _node(tracer, other)
+        if node is None:
             return general(self, other)
-        args = (node, self.node) if reverse else (self.node, node)
-        try:
-            done = ufunc(operand, value) if reverse else ufunc(value, operand)
-        except ops.OPERATION_ERRORS:
-            tracer.op_errors += 1
-            raise
         graph = tracer.graph
-        number = graph.op_ids.get(op)
-        found = None if number is None else graph.index.get((number, *args))
+        args = (node, self.node) if reverse else (self.node, node)
+        found = graph.index.get((graph.op_id(op), *args))
+        if tracer.blind:
+            return general(self, other) if found is None else TracedArray(tracer, found, UNSEEN)
+        return done(self, other, args, found)
+
+    def done(self: TracedArray, other: Any, args: tuple[int, int], found: int | None) -> Any:
+        tracer, value = self.tracer, self.value
+        axis = tracer.graph.metas[self.node].axis
+        if type(other) is TracedArray:
+            operand = other.value
+            if operand.ndim != value.ndim or tracer.graph.metas[other.node].axis != axis:
+                return general(self, other)
+        else:
+            operand = other
+        try:
+            result = ufunc(operand, value) if reverse else ufunc(value, operand)
+        except ops.OPERATION_ERRORS:
+            tracer.notes.op_errors += 1
+            raise
         if found is None:
-            found = tracer.new_node(op, args, done, graph.metas[self.node].axis)
-        return TracedArray(tracer, found, done)
+            found = tracer.new_node(op, args, result, axis)
+        return TracedArray(tracer, found, result)
 
     def general(self: TracedArray, other: Any) -> Any:
         return ops.apply_ufunc(self.tracer, ufunc, (other, self) if reverse else (self, other))

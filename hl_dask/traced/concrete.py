@@ -17,25 +17,15 @@ class Concrete(Traced):
     __slots__ = ()
 
     @property
-    def axis(self) -> int:
-        """The point axis, -1 for a portfolio value."""
-        return self.tracer.graph.metas[self.node].axis
-
-    @property
     def per_point(self) -> bool:
         """Whether there is one value (or one row of values) for each model point."""
         return self.axis >= 0
-
-    @property
-    def ndim(self) -> int:
-        """See :class:`numpy.ndarray`."""
-        return int(self.value.ndim)
 
     # ---- portfolio values as Python values ---------------------------------------------------
 
     def concrete(self) -> Any:
         """The value over all rows, as a plain value, of a portfolio value."""
-        return self.tracer.concretise(self.node, self.value)
+        return self.tracer.concretise(self)
 
     def _scalar(self, what: str) -> Any:
         if self.per_point:

@@ -25,18 +25,19 @@ _POWERS: dict[float, np.ufunc] = {
 
 def power(base: Traced, exponent: Any) -> Any:
     """``base ** exponent`` with the special cases that NumPy's operator makes, bit for bit."""
-    return apply_ufunc(base.tracer, *_power_operation(base.value, exponent, base))
+    return apply_ufunc(base.tracer, *_power_operation(base, exponent))
 
 
-def _power_operation(value: Any, exponent: Any, base: Traced) -> tuple[np.ufunc, tuple[Any, ...]]:
+def _power_operation(base: Traced, exponent: Any) -> tuple[np.ufunc, tuple[Any, ...]]:
     general = (np.power, (base, exponent))
-    if type(exponent) not in (int, float) or not value.ndim:
+    if type(exponent) not in (int, float) or not base.ndim:
         return general
     ufunc = _POWERS.get(exponent)
     if ufunc is None:
         return general
-    whole = value.dtype.kind in "iu" and type(exponent) is int and exponent == 2
-    return (ufunc, (base,)) if whole or value.dtype.kind in "fc" else general
+    kind = base.dtype.kind
+    whole = kind in "iu" and type(exponent) is int and exponent == 2
+    return (ufunc, (base,)) if whole or kind in "fc" else general
 
 
 def apply_ufunc_method(

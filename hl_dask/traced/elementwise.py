@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hl_dask.traced import ops
-from hl_dask.traced.base import has_rows, is_traced, sample_value
+from hl_dask.traced.base import dimensions, has_rows, is_traced
 from hl_dask.traced.dispatch import plainly
 from hl_dask.traced.ops import aligned, call, elementwise, row_offset
 from hl_dask.traced.rules import GATHER_REMEDY, Rule, checked, on_rows, options_of
@@ -110,7 +110,7 @@ def polyval(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
         msg = "np.polyval with coefficients by row"
         raise tracer.mixing(msg, "write the polynomial out")
     value = np.zeros_like(x)
-    for k in range(np.shape(sample_value(coefficients))[0]):
+    for k in range(np.shape(coefficients)[0]):
         value = value * x + coefficients[k]
     return value
 
@@ -168,7 +168,7 @@ def take(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     offset = row_offset(tracer, (indices,))
     a = a if is_traced(a) or isinstance(a, np.ndarray) else np.asarray(a)
     before = 0 if axis is None else axis % a.ndim
-    position = -1 if offset is None else before + np.ndim(indices.value) + offset
+    position = -1 if offset is None else before + indices.ndim + offset
     return call(tracer, func, (a, indices), extra, axis=position)
 
 
@@ -183,7 +183,7 @@ def like(fill: Any) -> Rule:
         dtype = np.dtype(options.get("dtype") or x.dtype)
         if is_traced(value):
             return np.broadcast_arrays(value, x)[0].astype(dtype)
-        shape = list(np.shape(x.value))
+        shape = list(x.sample_shape)
         if x.axis < 0:
             return call(tracer, np.full, (tuple(shape), value, dtype.str), {}, axis=-1)
         shape[x.axis] = 1
@@ -197,7 +197,7 @@ def take_along(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     options = options_of(tracer, func, "arr indices axis", args, kwargs)
     x, indices, axis = options["arr"], options["indices"], options.get("axis", -1)
     offset = row_offset(tracer, (x, indices))
-    ndim = np.ndim(sample_value(x))
+    ndim = dimensions(x)
     if offset is not None and (axis is None or int(axis) % ndim == ndim + offset):
         msg = "np.take_along_axis over the rows"
         raise tracer.mixing(msg, GATHER_REMEDY)

@@ -7,9 +7,18 @@ from typing import Any
 import numpy as np
 
 from hl_dask.expr import Frozen, Op
-from hl_dask.traced.base import Traced, has_rows, is_traced, sample_value
+from hl_dask.traced.base import Traced, dimensions, has_rows, is_traced
 from hl_dask.traced.lookups import apply_gather, gather
-from hl_dask.traced.ops import attempt, call, check_session, flatten, lift, result, row_offset
+from hl_dask.traced.ops import (
+    attempt,
+    call,
+    check_session,
+    flatten,
+    lift,
+    recalled,
+    result,
+    row_offset,
+)
 from hl_dask.traced.tracer import Tracer
 
 
@@ -24,15 +33,17 @@ def apply_index(array: Any, index: Any) -> Any:
         return call(tracer, gather, (array, index), {}, axis=-1)
     parts = _expanded(array, index)
     wanted, position = _row_position(tracer, parts, axis)
-    value = attempt(tracer, gather, (array.value, wanted), {})
-    if all(p is None or isinstance(p, (slice, int, np.integer)) for p in wanted):
+    ids: list[int] = [array.node]
+    view = all(p is None or isinstance(p, (slice, int, np.integer)) for p in wanted)
+    value = None if tracer.blind else attempt(tracer, gather, (array.value, wanted), {})
+    if view:
         array.fresh = False
         op = Op("view", _static_index(wanted))
-        return result(tracer, op, (array.node,), value, position, fresh=False)
-    ids: list[int] = [array.node]
-    values: list[Any] = [array.value]
-    op = Op("index", flatten(tracer, wanted, ids, values, None))
-    return result(tracer, op, tuple(ids), value, position)
+    else:
+        op = Op("index", flatten(tracer, wanted, ids, [value], None))
+    if tracer.blind:
+        return recalled(tracer, op, tuple(ids), fresh=not view)
+    return result(tracer, op, tuple(ids), value, position, fresh=not view)
 
 
 def _expanded(array: Any, index: Any) -> list[Any]:
@@ -65,8 +76,8 @@ def _without_flags(tracer: Tracer, parts: list[Any]) -> list[Any]:
 
 def _axes_taken(part: Any) -> int:
     """How many axes a part of an index takes: a mask takes as many as it has."""
-    value = np.asarray(part) if isinstance(part, list) else sample_value(part)
-    mask = isinstance(value, np.ndarray) and value.dtype.kind == "b"
+    value = np.asarray(part) if isinstance(part, list) else part
+    mask = (is_traced(value) or isinstance(value, np.ndarray)) and value.dtype.kind == "b"
     return max(value.ndim, 1) if mask else 1
 
 
@@ -117,7 +128,7 @@ def _whole_rows(tracer: Tracer, part: Any) -> None:
         to_the_end = stop is None or (not is_traced(stop) and stop == tracer.rows)
         if part.start in (None, 0) and part.step in (None, 1) and to_the_end:
             return
-    if is_traced(part) and part.value.dtype.kind == "b":
+    if is_traced(part) and part.dtype.kind == "b":
         msg = "a selection of rows (x[mask])"
         remedy = (
             "np.where(mask, x, 0) keeps one value for every row, and its totals are those of the "
@@ -149,7 +160,7 @@ def apply_assignment(array: Any, index: Any, value: Any) -> Any:
         return call(tracer, assign, (array, index, value), {}, axis=-1)
     parts = index if isinstance(index, tuple) else (index,)
     mask = parts[0] if len(parts) == 1 and is_traced(parts[0]) else None
-    if mask is not None and mask.value.dtype.kind == "b" and array.axis == mask.axis == 0:
+    if mask is not None and mask.dtype.kind == "b" and array.axis == mask.axis == 0:
         return _assign_selected(tracer, array, mask, value)
     if array.axis == 0 and all(p is ... or isinstance(p, (slice, int, np.integer)) for p in parts):
         return _assign_columns(tracer, array, parts, value)
@@ -159,7 +170,7 @@ def apply_assignment(array: Any, index: Any, value: Any) -> Any:
 
 def _assign_selected(tracer: Tracer, array: Any, mask: Any, value: Any) -> Any:
     """``x[mask] = number``; NumPy would take an array to have one entry per selected row."""
-    if np.ndim(sample_value(value)):
+    if dimensions(value):
         msg = "assigning an array to selected rows (x[mask] = y)"
         raise tracer.mixing(msg, "use x = np.where(mask, y, x)")
     return call(tracer, assign, (array, mask, value), {}, axis=0)
@@ -191,8 +202,10 @@ def apply_reshape(array: Any, shape: tuple[Any, ...]) -> Any:
     if rest is None:
         msg = f"reshape to {wanted}"
         raise tracer.mixing(msg, "keep the rows as the first axis: x.reshape(-1, k), x[:, None]")
-    value = array.value.reshape((-1, *rest))
     array.fresh = False
+    if tracer.blind:
+        return recalled(tracer, Op("reshape", rest), (array.node,), fresh=False)
+    value = array.value.reshape((-1, *rest))
     return result(tracer, Op("reshape", rest), (array.node,), value, 0, fresh=False)
 
 
@@ -214,7 +227,7 @@ def _row_shape(tracer: Tracer, shape: tuple[int, ...], array: Any) -> tuple[int,
 
 def apply_squeeze(array: Any, axis: Any) -> Any:
     """``x.squeeze()``; the point axis always stays."""
-    shape = np.shape(array.value)
+    shape = array.sample_shape
     if axis is None:
         axes = {k for k, length in enumerate(shape) if length == 1 and k != array.axis}
     else:

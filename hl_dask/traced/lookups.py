@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from hl_dask.expr import Op
-from hl_dask.traced.base import has_rows, sample_value
-from hl_dask.traced.ops import aligned, attempt, call, lift, result, row_offset
+from hl_dask.traced.base import dimensions, has_rows, is_traced
+from hl_dask.traced.ops import aligned, attempt, call, lift, recalled, result, row_offset
 from hl_dask.traced.tracer import Tracer
 
 
@@ -23,6 +21,8 @@ def apply_lookup(tracer: Tracer, table: Any, keys: tuple[Any, ...]) -> Any:
         ids.append(node)
         values.append(value)
     op, bound = _bound(tracer, table, categories)
+    if tracer.blind:
+        return recalled(tracer, op, tuple(ids))
     value = attempt(tracer, bound, values, {})
     traced = result(tracer, op, tuple(ids), value, aligned(value, offset))
     tracer.graph.values.setdefault(traced.node, bound)
@@ -59,17 +59,17 @@ def apply_gather(tracer: Tracer, array: Any, index: Any) -> Any:
     The arrays of the index broadcast against each other, and the axes of the result that they make
     stand where the first of them stood, or in front when a slice separates them.
     """
-    parts = index if isinstance(index, tuple) else (index,)
+    parts = index if not is_traced(index) and isinstance(index, tuple) else (index,)
     offset = row_offset(tracer, parts)
     if offset is None:
         return call(tracer, gather, (array, index), {}, axis=-1)
     arrays = [k for k, p in enumerate(parts) if not (p is None or p is ... or isinstance(p, slice))]
-    if any(has_rows(p) and p.value.dtype.kind == "b" for p in parts):
+    if any(has_rows(p) and p.dtype.kind == "b" for p in parts):
         msg = "a mask of rows as the index into a shared array"
         raise tracer.mixing(msg, "use np.where(mask, a, b)")
     if ... in [p for p in parts if p is ...] or arrays[-1] - arrays[0] + 1 != len(arrays):
         msg = "an index of rows with ... or with a slice between arrays"
         raise tracer.mixing(msg, "index all axes one after the other, or use hl.lookup")
-    index_ndim = max(np.ndim(sample_value(parts[k])) for k in arrays)
+    index_ndim = max(dimensions(parts[k]) for k in arrays)
     position = arrays[0] + index_ndim + offset
     return call(tracer, gather, (array, index), {}, axis=position)

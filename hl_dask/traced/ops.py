@@ -15,7 +15,7 @@ import numpy as np
 
 from hl_dask.errors import HlDaskError
 from hl_dask.expr import Frozen, Op, Slot
-from hl_dask.traced.base import Traced, is_traced, traced_operands
+from hl_dask.traced.base import UNSEEN, Traced, dimensions, is_traced, traced_operands
 from hl_dask.traced.tracer import Tracer
 
 NUMBERS = (bool, int, float, complex, np.generic)
@@ -24,13 +24,15 @@ OPERATION_ERRORS = (ArithmeticError, LookupError, ValueError, TypeError)
 
 def attempt(tracer: Tracer, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     """Do the operation on the sample; an error is noted, because a formula may catch it."""
+    if tracer.blind:
+        raise tracer.value_needed()
     try:
         return func(*args, **kwargs)
     except HlDaskError as error:
         tracer.fail(error)
         raise
     except OPERATION_ERRORS:
-        tracer.op_errors += 1
+        tracer.notes.op_errors += 1
         raise
 
 
@@ -40,11 +42,7 @@ def attempt(tracer: Tracer, func: Callable[..., Any], args: Any, kwargs: dict[st
 def check_session(tracer: Tracer, value: Traced) -> None:
     """Refuse a traced array of another trace: state that outlived its run."""
     if value.tracer is not tracer:
-        msg = "a value kept from an earlier run (in a module, a class or a container on self)"
-        raise tracer.mixing(
-            msg,
-            "keep values in formulas only; a run starts from nothing",
-        )
+        raise tracer.kept()
 
 
 def row_offset(tracer: Tracer, operands: tuple[Any, ...]) -> int | None:
@@ -58,7 +56,7 @@ def row_offset(tracer: Tracer, operands: tuple[Any, ...]) -> int | None:
         axis = tracer.graph.metas[operand.node].axis
         if axis < 0:
             continue
-        found = axis - np.ndim(operand.value)
+        found = axis - operand.ndim
         if offset is None:
             offset = found
         elif offset != found:
@@ -78,8 +76,8 @@ def lift(tracer: Tracer, operand: Any, offset: int | None) -> tuple[int, Any]:
     if is_traced(operand):
         check_session(tracer, operand)
         if offset is not None and tracer.graph.metas[operand.node].axis < 0:
-            _check_broadcast(tracer, operand.value, offset)
-        return operand.node, operand.value
+            _check_broadcast(tracer, operand.sample_shape, offset)
+        return operand.node, UNSEEN if tracer.blind else operand.value
     if isinstance(operand, (list, tuple)):
         operand = np.asarray(operand)
     if (
@@ -91,12 +89,11 @@ def lift(tracer: Tracer, operand: Any, offset: int | None) -> tuple[int, Any]:
         axis = operand.ndim + offset
         if operand.shape[axis] != 1:
             full = full_rows(tracer, operand, axis)
-            return full.node, full.value
+            return full.node, UNSEEN if tracer.blind else full.value
     return tracer.constant(operand), operand
 
 
-def _check_broadcast(tracer: Tracer, value: Any, offset: int) -> None:
-    shape = np.shape(value)
+def _check_broadcast(tracer: Tracer, shape: tuple[int, ...], offset: int) -> None:
     if len(shape) >= -offset and shape[offset] != 1:
         msg = (
             f"a portfolio array of shape {shape} does not broadcast with one entry per row "
@@ -113,7 +110,7 @@ def full_rows(tracer: Tracer, array: Any, axis: int) -> Any:
             f"with one entry per row ({tracer.rows} rows)"
         )
         raise ValueError(msg)
-    tracer.asked_rows = True
+    tracer.notes.asked_rows = True
     row = tracer.same_rows(array, axis)
     if row is None:
         msg = f"a plain array with one entry per row (shape {array.shape}) and differing entries"
@@ -140,6 +137,15 @@ def result(
     return Traced.make(tracer, tracer.node(op, args, value, axis), value, fresh)
 
 
+def recalled(tracer: Tracer, op: Op, args: tuple[int, ...], fresh: bool = True) -> Any:
+    """The traced array of a node that the graph must hold, in a blind trace."""
+    found = tracer.graph.find(op, args)
+    if found is None:
+        # What is wrong shows when the operation is done.
+        raise tracer.value_needed()
+    return Traced.make(tracer, found, fresh=fresh)
+
+
 # ---- universal functions ---------------------------------------------------------------------
 
 _OPS: dict[Callable[..., Any], Op] = {}
@@ -148,6 +154,8 @@ _NO_OPTIONS: dict[str, Any] = {}
 
 def apply_ufunc(tracer: Tracer, ufunc: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
     """An elementwise operation with positional operands and nothing else: a ufunc, or np.where."""
+    if tracer.blind:
+        return _recalled_ufunc(tracer, ufunc, inputs)
     metas = tracer.graph.metas
     array_type = Traced.array_type
     ids: list[int] = []
@@ -170,6 +178,25 @@ def apply_ufunc(tracer: Tracer, ufunc: Callable[..., Any], inputs: tuple[Any, ..
             return _unequal(tracer, ufunc, inputs)
         values.append(operand.value)
     return _elementary(tracer, ufunc, ids, values, offset)
+
+
+def _recalled_ufunc(tracer: Tracer, ufunc: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    """As :func:`apply_ufunc` in a blind trace: what the graph holds has been found to be right."""
+    ids: list[int] = []
+    array_type = Traced.array_type
+    for operand in inputs:
+        kind = type(operand)
+        if kind is array_type and operand.tracer is tracer:
+            ids.append(operand.node)
+        elif kind is float or kind is int:
+            ids.append(tracer.constant(operand))
+        else:
+            return _unequal(tracer, ufunc, inputs)
+    graph = tracer.graph
+    found = graph.index.get((graph.op_id(operation(ufunc)), *ids))
+    if found is None:
+        return _unequal(tracer, ufunc, inputs)
+    return array_type(tracer, found, UNSEEN)
 
 
 def operation(ufunc: Callable[..., Any]) -> Op:
@@ -200,8 +227,14 @@ def _elementary(
     values: list[Any],
     offset: int | None,
 ) -> Any:
-    value = attempt(tracer, ufunc, values, _NO_OPTIONS)
     op = operation(ufunc)
+    if tracer.blind:
+        outputs = getattr(ufunc, "nout", 1)
+        if outputs == 1:
+            return recalled(tracer, op, tuple(ids))
+        items = [Op("item", (op, k)) for k in range(outputs)]
+        return tuple(recalled(tracer, item, tuple(ids)) for item in items)
+    value = attempt(tracer, ufunc, values, _NO_OPTIONS)
     if type(value) is tuple:
         return split(tracer, op, tuple(ids), value, offset)
     graph = tracer.graph
@@ -291,9 +324,12 @@ def call(
     values: list[Any] = []
     template = flatten(tracer, tuple(args), ids, values, offset)
     options = flatten(tracer, dict(kwargs), ids, values, offset)
+    op = Op("call", (func, template, options))
+    if tracer.blind:
+        return recalled(tracer, op, tuple(ids))
     value = attempt(tracer, func, fill(template, values), fill(options, values))
     position = axis(value) if callable(axis) else axis
-    return result(tracer, Op("call", (func, template, options)), tuple(ids), value, position)
+    return result(tracer, op, tuple(ids), value, position)
 
 
 def elementwise(
@@ -316,4 +352,4 @@ def elementwise(
 
 def aligned(value: Any, offset: int | None) -> int:
     """The point axis of a value whose rows lie at ``offset``, counted from the end."""
-    return -1 if offset is None else np.ndim(value) + offset
+    return -1 if offset is None else dimensions(value) + offset

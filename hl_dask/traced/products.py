@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hl_dask.traced.base import Traced, has_rows, is_traced, sample_value
+from hl_dask.traced.base import Traced, dimensions, has_rows, is_traced, sample_value
 from hl_dask.traced.ops import attempt, call
 from hl_dask.traced.rules import options_of
 from hl_dask.traced.tracer import Tracer
@@ -21,7 +21,7 @@ def dot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = (x if is_traced(x) else np.asarray(x) for x in (options["a"], options["b"]))
     if not has_rows((a, b)):
         return call(tracer, func, (a, b), {}, axis=-1)
-    nd = [np.ndim(sample_value(x)) for x in (a, b)]
+    nd = [dimensions(x) for x in (a, b)]
     axes = [x.axis if is_traced(x) else -1 for x in (a, b)]
     if func is np.vdot or nd == [1, 1]:
         _check_width(tracer, func, (a, b))
@@ -52,10 +52,15 @@ def _check_width(tracer: Tracer, func: Any, args: tuple[Any, ...]) -> None:
 
     A sum of it would be wider: of truth values np.dot makes "or", and small integers wrap around.
     """
-    dtype = np.result_type(*(sample_value(a) for a in args if hasattr(sample_value(a), "dtype")))
+    dtype = np.result_type(*(_typed(a) for a in args if hasattr(a, "dtype")))
     if dtype.kind == "b" or dtype.itemsize < 8:
         msg = f"np.{func.__name__} over rows of dtype {dtype}, which is added up in that type,"
         raise tracer.mixing(msg, "use x.astype(float) or x.astype(np.int64) before it")
+
+
+def _typed(value: Any) -> Any:
+    """What decides about the type of a product: the type of a traced array, else the value."""
+    return value.dtype if is_traced(value) else value
 
 
 def _total_of(tracer: Tracer, products: Any, func: Any, args: tuple[Any, ...]) -> Any:
@@ -66,13 +71,15 @@ def _total_of(tracer: Tracer, products: Any, func: Any, args: tuple[Any, ...]) -
     """
     _check_width(tracer, func, args)
     node = np.sum(products, axis=0).node
+    if tracer.blind:
+        return Traced.make(tracer, node)
     return Traced.make(tracer, node, attempt(tracer, func, [sample_value(a) for a in args], {}))
 
 
 def vecdot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """``np.vecdot``: the scalar product along the last axis."""
     a, b = args
-    left, right = (np.ndim(sample_value(x)) for x in args)
+    left, right = (dimensions(x) for x in args)
     rows = {x.axis - n for x, n in ((a, left), (b, right)) if has_rows(x)}
     if kwargs or len(rows) > 1:
         msg = "np.vecdot with options, or of rows on different axes,"
@@ -107,7 +114,7 @@ def tensordot(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """``np.tensordot``, as the sum over letters that it stands for."""
     options = options_of(tracer, func, "a b axes", args, kwargs)
     a, b, axes = options["a"], options["b"], options.get("axes", 2)
-    left, right = np.ndim(sample_value(a)), np.ndim(sample_value(b))
+    left, right = dimensions(a), dimensions(b)
     if isinstance(axes, (int, np.integer)):
         pairs = [(left - axes + k, k) for k in range(axes)]
     else:
@@ -158,7 +165,7 @@ def outer(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs or len(args) > 2 or (has_rows(a) and has_rows(b)):
         msg = f"np.{func.__name__} of rows with rows"
         raise tracer.mixing(msg, PRODUCT_REMEDY)
-    ndims = [np.ndim(sample_value(x)) for x in args]
+    ndims = [dimensions(x) for x in args]
     if func is np.outer and ndims != [1, 1]:
         msg = "np.outer of arrays with several axes"
         raise tracer.mixing(msg, "use x[:, :, None] * y")

@@ -8,7 +8,7 @@ import numpy as np
 
 from hl_dask.expr import Op
 from hl_dask.traced import ops
-from hl_dask.traced.base import Traced, has_rows, is_traced, sample_value, traced_operands
+from hl_dask.traced.base import Traced, dimensions, has_rows, is_traced, traced_operands
 from hl_dask.traced.indexing import apply_reshape, apply_squeeze
 from hl_dask.traced.ops import call, elementwise, row_offset
 from hl_dask.traced.rules import Rule, checked, on_rows, options_of
@@ -23,7 +23,7 @@ def _with_rows(tracer: Tracer, arrays: Any) -> tuple[list[Any], int, int]:
     traced = [a for a in traced_operands(arrays) if a.axis >= 0]
     offset = row_offset(tracer, tuple(traced))
     if offset is None:
-        return arrays, max(np.ndim(sample_value(a)) for a in arrays), -1
+        return arrays, max(dimensions(a) for a in arrays), -1
     out = []
     for array in arrays:
         if has_rows(array):
@@ -34,7 +34,7 @@ def _with_rows(tracer: Tracer, arrays: Any) -> tuple[list[Any], int, int]:
             raise tracer.mixing(msg, "use np.full_like(x, value)")
         node, value = ops.lift(tracer, np.asarray(array), offset)
         out.append(Traced.make(tracer, node, value))
-    ndim = np.ndim(traced[0].value)
+    ndim = traced[0].ndim
     return out, ndim, ndim + offset
 
 
@@ -59,7 +59,7 @@ def concatenate(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _ndim(array: Any) -> int:
-    return int(np.ndim(sample_value(array)))
+    return dimensions(array)
 
 
 def _array(array: Any) -> Any:
@@ -162,10 +162,12 @@ def transpose(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     order = tuple(reversed(range(x.ndim))) if axes is None else tuple(int(a) % x.ndim for a in axes)
     if x.axis < 0:
         return call(tracer, np.transpose, (x, order), {}, axis=-1)
-    value = ops.attempt(tracer, x.value.transpose, (order,), {})
     x.fresh = False
-    position = order.index(x.axis)
-    return ops.result(tracer, Op("transpose", order), (x.node,), value, position, fresh=False)
+    op = Op("transpose", order)
+    if tracer.blind:
+        return ops.recalled(tracer, op, (x.node,), fresh=False)
+    value = ops.attempt(tracer, x.value.transpose, (order,), {})
+    return ops.result(tracer, op, (x.node,), value, order.index(x.axis), fresh=False)
 
 
 def swapaxes(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
@@ -284,12 +286,16 @@ def take_broadcast(k: int, *arrays: Any) -> Any:
     return np.broadcast_arrays(*arrays)[k].copy()
 
 
+def _sample_shape(array: Any) -> tuple[int, ...]:
+    return array.sample_shape if is_traced(array) else np.shape(array)
+
+
 def broadcast_arrays(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     """``np.broadcast_arrays``."""
-    shape = np.broadcast_shapes(*(np.shape(sample_value(a)) for a in args))
+    shape = np.broadcast_shapes(*(_sample_shape(a) for a in args))
     out = []
     for k, a in enumerate(args):
-        same = is_traced(a) and np.shape(a.value) == shape
+        same = is_traced(a) and a.sample_shape == shape
         out.append(a if same else elementwise(tracer, take_broadcast, (k, *args), {}))
     return tuple(out)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hl_dask.traced.base import is_traced
 from hl_dask.traced.dispatch import FUNCTIONS
 
 
@@ -16,7 +17,7 @@ class SharedArray(np.ndarray[Any, Any]):
     """
 
     def __getitem__(self, index: Any) -> Any:
-        parts = index if isinstance(index, tuple) else (index,)
+        parts = index if not is_traced(index) and isinstance(index, tuple) else (index,)
         for part in parts:
             gather = getattr(type(part), "__hl_gather__", None)
             if gather is not None:

@@ -6,6 +6,7 @@ the moments behind a variance). All other totals are broken down into those.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from hl_dask.aggregate import UFUNCS
 from hl_dask.expr import Op
 from hl_dask.traced import ops
-from hl_dask.traced.base import Traced, has_rows, is_traced, sample_value
+from hl_dask.traced.base import Traced, dimensions, has_rows, is_traced, sample_value
 from hl_dask.traced.dispatch import plainly
 from hl_dask.traced.ops import call
 from hl_dask.traced.rules import (
@@ -35,10 +36,22 @@ NEUTRAL = {"sum": 0, "prod": 1, "any": False, "all": True}
 # ---- the reductions that the tree knows ------------------------------------------------------
 
 
-def total_of_rows(tracer: Tracer, x: Any) -> Any:
-    """``np.sum(x)`` of one number for each row: what nearly every reported formula asks for."""
-    value = np.add.reduce(x.value)
-    return ops.result(tracer, SUM_OF_ROWS, (x.node,), value, -1)
+def total_of_rows(tracer: Tracer, x: Any) -> int:
+    """The node of ``np.sum(x)`` of one number for each row: what nearly every output is.
+
+    Nothing but its type depends on the value, which is not worked out.
+    """
+    graph = tracer.graph
+    found = graph.find(SUM_OF_ROWS, (x.node,))
+    if found is None:
+        found = tracer.new_node(SUM_OF_ROWS, (x.node,), _sum_of_none(x.dtype), -1)
+    return found
+
+
+@cache
+def _sum_of_none(dtype: np.dtype[Any]) -> Any:
+    """The sum of no numbers, for its dtype."""
+    return np.add.reduce(np.empty(0, dtype))
 
 
 def moments(x: Any, axes: tuple[int, ...], keepdims: bool, skip_nan: bool) -> Any:
@@ -72,6 +85,8 @@ def _reduce(tracer: Tracer, kind: str, x: Any, axis: Any, keepdims: bool, dtype:
     """A reduction over the rows (and perhaps other axes) that the tree can combine."""
     text = None if dtype is None else np.dtype(dtype).str
     op = Op("reduce", (kind, tuple(sorted(axes_of(x, axis))), keepdims, text))
+    if tracer.blind:
+        return ops.recalled(tracer, op, (x.node,))
     value = ops.attempt(tracer, reduce_rows, (x.value, op.static), {})
     return ops.result(tracer, op, (x.node,), value, -1)
 
@@ -227,32 +242,34 @@ def average(tracer: Tracer, func: Any, args: Any, kwargs: Any) -> Any:
     options = options_of(tracer, func, "a axis weights returned keepdims", args, kwargs)
     x, weights = checked(tracer, options.pop("a")), options.pop("weights", None)
     returned = options.pop("returned", False)
-    sample = (sample_value(x), options.get("axis"), sample_value(weights))
+    axis = options.get("axis")
     if weights is None:
         value, scale = np.mean(x, **options), np.sum(np.ones_like(x, dtype=np.float64), **options)
     else:
-        weights = _weights_of(tracer, x, weights, options.get("axis"))
+        given, weights = weights, _weights_of(tracer, x, weights, axis)
         scale = np.sum(np.broadcast_arrays(weights, x)[0].astype(np.float64), **options)
         value = np.sum(np.multiply(x, weights, dtype=_weighted_dtype(x, weights)), **options)
         value = value / scale
         if is_traced(value) and value.axis < 0:
             # NumPy may add up in another order, and the recording compares with its value.
             keepdims = bool(options.get("keepdims", False))
-            there = func(*sample, keepdims=keepdims)
-            value = Traced.make(tracer, value.node, there)
+            if not tracer.blind:
+                there = func(sample_value(x), axis, sample_value(given), keepdims=keepdims)
+                value = Traced.make(tracer, value.node, there)
     return (value, scale) if returned else value
 
 
 def _weighted_dtype(x: Any, weights: Any) -> Any:
     """The dtype in which NumPy adds weighted values up: floats, whatever they were."""
-    return np.result_type(sample_value(x).dtype, sample_value(weights).dtype, np.float64)
+    return np.result_type(x.dtype, weights.dtype, np.float64)
 
 
 def _weights_of(tracer: Tracer, x: Any, weights: Any, axis: Any) -> Any:
     """Weights that broadcast against the values."""
     if not is_traced(weights):
         weights = np.asarray(weights)
-    ndim, shape = np.ndim(sample_value(x)), np.shape(sample_value(weights))
+    ndim = dimensions(x)
+    shape = weights.sample_shape if is_traced(weights) else weights.shape
     if len(shape) == ndim:
         return weights
     if len(shape) != 1 or not isinstance(axis, (int, np.integer)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,39 @@ from hl_dask.expr import POINT, SHARED, Graph, Meta, Op
 Array = NDArray[Any]
 SMALL_BYTES = 512
 """Constants up to this size are compared by their bytes, larger ones by a digest."""
+
+
+class SampleUsedError(BaseException):
+    """Values of the sample come to matter in a trace that had begun with few rows, or with none.
+
+    Not an Exception, so that no formula swallows it: the trace starts again.
+    """
+
+
+class Notes:
+    """What has been noticed while one formula call is evaluated, without the calls that it makes.
+
+    Attributes
+    ----------
+    owner : object
+        The formula call; None outside of all.
+    escapes : sequence of str
+        How values of rows have left the trace.
+    failures : sequence of HlDaskError
+        Errors that the formula must not swallow.
+    op_errors : int
+        Errors that operations on arrays have raised.
+    asked_rows : bool
+        Whether the number of rows was asked for.
+    """
+
+    escapes: Sequence[str] = ()
+    failures: Sequence[HlDaskError] = ()
+    op_errors = 0
+    asked_rows = False
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
 
 
 class Tracer:
@@ -32,24 +65,34 @@ class Tracer:
         When set, the graph must already hold every operation: the second trace.
     assumed : dict
         For portfolio values that formulas turned into Python values: what they were taken to be.
+    blind : bool
+        Whether operations are only looked up in a frozen graph and not done: traced arrays have no
+        values then, and :class:`SampleUsedError` says that one is wanted.
     """
 
     def __init__(
-        self, graph: Graph, *, rows: int, sample_rows: int, frozen: bool, assumed: dict[int, Any]
+        self,
+        graph: Graph,
+        *,
+        rows: int,
+        sample_rows: int,
+        frozen: bool,
+        assumed: dict[int, Any],
+        blind: bool = False,
     ) -> None:
         self.graph = graph
         self.rows = rows
         self.sample_rows = sample_rows
         self.frozen = frozen
+        self.blind = blind
         self.assumed = assumed
         self.guards: list[tuple[int, Any]] = []
         self.watch_errors = True
         self.most_rows: int | None = None
-        self.asked_rows = False
-        self.owner: Any = None
-        self.escapes: list[str] = []
-        self.failures: list[HlDaskError] = []
-        self.op_errors = 0
+        self.sample_used = False
+        self.told = False
+        self.over = False
+        self.notes = Notes(None)
         self.describe_owner: Callable[[Any], str] = str
         self.tables: dict[Any, Any] = {}
         self._metas: dict[Any, Meta] = {}
@@ -60,7 +103,8 @@ class Tracer:
 
     def row_count(self) -> int:
         """The real number of rows; remembers that it was asked for."""
-        self.asked_rows = True
+        self.told = True
+        self.notes.asked_rows = True
         return self.rows
 
     def length(self) -> int:
@@ -80,13 +124,28 @@ class Tracer:
 
     def escape(self, reason: str) -> None:
         """A per-point value left the trace: the running formula is opaque."""
-        self.escapes.append(reason)
+        self.sample_used = self.told = True
+        self.notes.escapes = [*self.notes.escapes, reason]
+
+    def value_needed(self) -> BaseException:
+        """What to raise in a blind trace where it cannot go on without values."""
+        if self.over:
+            return self.kept()
+        self.sample_used = True
+        return SampleUsedError()
+
+    def kept(self) -> HlDaskError:
+        """The error for a traced array that is used outside its trace."""
+        return self.mixing(
+            "a value kept from an earlier run (in a module, a class or a container on self)",
+            "keep values in formulas only; a run starts from nothing",
+        )
 
     def fail(self, error: HlDaskError) -> HlDaskError:
         """Remember an error that user code must not swallow; to be raised by the caller."""
         if error.formula is None:
-            error.formula = self.describe_owner(self.owner)
-        self.failures.append(error)
+            error.formula = self.describe_owner(self.notes.owner)
+        self.notes.failures = [*self.notes.failures, error]
         return error
 
     def mixing(self, what: str, remedy: str) -> HlDaskError:
@@ -99,21 +158,25 @@ class Tracer:
             )
         )
 
-    def concretise(self, node: int, value: Any) -> Any:
-        """The real value of a portfolio node, where a formula wants a Python value.
+    def concretise(self, array: Any) -> Any:
+        """The real value of a portfolio array, where a formula wants a Python value.
 
         The first time, the value on the sample is taken; the run verifies it against the value over
         all rows, and the model is traced again where the guess was wrong.
         """
+        node = array.node
         if node not in self.assumed:
-            self.assumed[node] = value
-        self.guards.append((node, self.owner))
+            self.sample_used = self.told = True
+            self.assumed[node] = array.value
+        self.guards.append((node, self.notes.owner))
         return self.assumed[node]
 
     # ---- nodes -------------------------------------------------------------------------------
 
     def node(self, op: Op, args: tuple[int, ...], value: Any, axis: int) -> int:
         """Id of an operation, appended to the graph when it is new.
+
+        Not for blind traces, but for leaves and what is made of constants.
 
         Parameters
         ----------
@@ -135,7 +198,7 @@ class Tracer:
                 "the rows"
             )
         meta = self._meta(value, axis)
-        return self.graph.add(op, args, LEAVES.get(op.name), meta, self.owner)
+        return self.graph.add(op, args, LEAVES.get(op.name), meta, self.notes.owner)
 
     def _meta(self, value: Any, axis: int) -> Meta:
         """What is known of a value's type, one object for all values that are alike."""
