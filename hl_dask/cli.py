@@ -10,10 +10,10 @@ from time import perf_counter
 import click
 
 from hl_dask import demo
+from hl_dask.budget import peak_bytes
 from hl_dask.errors import HlDaskError
 from hl_dask.memory import parse_bytes
 from hl_dask.result import Result
-from hl_dask.run import peak_bytes
 
 _MB = 1e6
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from hl_dask.budget import allowed_bytes, resident_bytes
 from hl_dask.declared import check_undeclared, join_points
 from hl_dask.errors import DataError, ModelError, PlanError, ReadOnlyError
 from hl_dask.execution import Recorded
@@ -24,7 +25,6 @@ from hl_dask.record import Subject
 from hl_dask.replay import plain_view
 from hl_dask.report import Report, choose
 from hl_dask.result import Result
-from hl_dask.run import allowed_bytes, resident_bytes
 from hl_dask.session import PlainSession, read_only
 
 ABSENT: Any = object()

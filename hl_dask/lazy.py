@@ -15,8 +15,9 @@ from dask.task_spec import Task
 from dask.threaded import get as get_threaded
 
 from hl_dask import _dask_compat
+from hl_dask.budget import processors
 from hl_dask.errors import UnsupportedError
-from hl_dask.run import SYNCHRONOUS, Projection, Settings, processors
+from hl_dask.run import SYNCHRONOUS, Projection, Settings
 
 
 class LazyResult(DaskMethodsMixin):

@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 
 import hl_dask as hl
+from hl_dask.budget import resident_bytes
 from hl_dask.errors import MemoryBudgetError
 from hl_dask.memory import parse_bytes, size_text
-from hl_dask.run import resident_bytes
 
 RUN = """
 import json, sys
