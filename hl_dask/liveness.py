@@ -60,6 +60,7 @@ def schedule(
     return plan.out
 
 
+NO_USERS: list[int] = []
 DONE = -1
 """In place of the number of missing reads, of an operation that has its place."""
 
@@ -74,22 +75,28 @@ class _Schedule:
     def __init__(
         self, order: Sequence[int], reads: Mapping[int, Sequence[int]], size: Callable[[int], int]
     ) -> None:
-        self.needs: dict[int, Sequence[int]] = {}
-        self.users: dict[int, list[int]] = {}
-        self.missing: dict[int, int] = {}
-        users = self.users
+        # Lists with a place for each number: dicts of half a million operations take 200 MB.
+        count = max(order, default=-1) + 1
+        self.needs: list[Sequence[int]] = [()] * count
+        self.users: list[list[int]] = [NO_USERS] * count
+        self.missing = [0] * count
+        self.waiting = [0] * count
+        self.sizes = [0] * count
+        self.out: list[int] = []
+        users, waiting = self.users, self.waiting
         for op in order:
-            users[op] = []
             needs = reads[op]
             if len(needs) > 2 or (len(needs) == 2 and needs[0] == needs[1]):
                 needs = tuple(dict.fromkeys(needs))
             self.needs[op] = needs
             self.missing[op] = len(needs)
+            self.sizes[op] = size(op)
             for read in needs:
-                users[read].append(op)
-        self.sizes = {op: size(op) for op in order}
-        self.waiting = {op: len(found) for op, found in users.items()}
-        self.out: list[int] = []
+                if waiting[read]:
+                    users[read].append(op)
+                else:
+                    users[read] = [op]
+                waiting[read] += 1
 
     def do(self, op: int) -> None:
         """Do an operation, and all that has become worth doing by it.
