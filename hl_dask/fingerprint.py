@@ -16,6 +16,7 @@ import inspect
 import itertools
 import sys
 import types
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -46,6 +47,8 @@ IMPURE = frozenset((
 """Names that a formula may not mention if its recording is to be used again: they read the
 world."""
 # fmt: on
+CONTAINERS = ("collections", "queue", "array", "weakref", "_contextvars", "_thread")
+"""Modules of Python whose objects hold what is put into them."""
 FRAMEWORK = ("hl_dask.model", "hl_dask.instance")
 """Modules of the base classes of all models, which do not change."""
 CLASS_NAMES = frozenset(
@@ -111,23 +114,43 @@ class Reached(NamedTuple):
     known: bool
 
 
-def reachable_digests(
-    instance: Any, formulas: Iterable[Formula]
-) -> tuple[dict[str, Reached], set[str] | None]:
-    """Digests of what each formula can reach outside its arguments, and of each attribute.
+class Globals(NamedTuple):
+    """Names that a function reads in its module."""
+
+    namespace: dict[str, Any]
+    names: tuple[str, ...]
+
+
+class Reachable(NamedTuple):
+    """What formulas can reach outside their arguments.
+
+    Attributes
+    ----------
+    digests : dict of str to Reached
+        By name of the formula or the attribute.
+    names : set of str or None
+        Names that all code within reach mentions; None when there is something that cannot be told
+        by its content.
+    things : list of object
+        Everything that was met on the way.
+    """
+
+    digests: dict[str, Reached]
+    names: set[str] | None
+    things: list[Any]
+
+
+def reachable(instance: Any, formulas: Iterable[Formula]) -> Reachable:
+    """What each formula can reach outside its arguments, and what each attribute holds.
 
     Objects of unknown kinds are looked into as far as they go, to see whether they change. The
-    caches of functions (``functools.cache``) are left out.
-
-    Returns
-    -------
-    (dict of str to Reached, set of str or None)
-        What there is by name; and the names that all code within reach mentions, None when there is
-        something that cannot be told by its content.
+    caches of functions (``functools.cache``) are left out of the digests.
     """
+    met: list[Any] = []
     things: dict[str, Any] = {f.name: f for f in formulas}
     for cls in type(instance).__mro__:
-        if not _installed(cls.__module__):
+        if not installed(cls.__module__):
+            met.append(cls)
             skip = CLASS_NAMES.union(things)
             things.update({k: v for k, v in vars(cls).items() if k[:2] != "__" and k not in skip})
     things.update({k: v for k, v in instance.__dict__.items() if k not in OWN_STATE})
@@ -138,6 +161,7 @@ def reachable_digests(
             continue
         sha = hashlib.sha256()
         walker = _Walker(sha, loose=True)
+        walker.met = met
         try:
             walker.add(thing)
         except Exception:  # whatever an object of the user's raises when it is looked at
@@ -148,7 +172,7 @@ def reachable_digests(
             names = None
         elif names is not None:
             names |= walker.names
-    return found, names
+    return Reachable(found, names, met)
 
 
 def state_digest(cls: type, attributes: Mapping[str, Any], skip: AbstractSet[str]) -> str | None:
@@ -206,6 +230,7 @@ class _Walker:
         self.sha = sha
         self.seen: dict[int, Any] = {}
         self.names: set[str] = set()
+        self.met: list[Any] = []
         self.loose = loose
         self.unknown = False
 
@@ -224,6 +249,7 @@ class _Walker:
             self.sha.update(f"again {self.seen[id(value)][0]};".encode())
             return
         self.seen[id(value)] = (len(self.seen), value)
+        self.met.append(value)
         self.sha.update(f"{type(value).__module__}.{type(value).__qualname__}(".encode())
         self._content(value)
         self.sha.update(b")")
@@ -258,13 +284,14 @@ class _Walker:
 
     def _insides(self, value: Any) -> None:
         """What an object of the user's own keeps."""
-        if _installed(type(value).__module__):
+        if isinstance(value, weakref.ref):
+            self.add(value())
+        home = type(value).__module__
+        if installed(home) and home not in CONTAINERS:
             return
         self.add(dict(getattr(value, "__dict__", {})))
-        for cls in type(value).__mro__:
-            slots = vars(cls).get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else slots:
-                self.add((name, getattr(value, name, None)))
+        for name in slot_names(type(value)):
+            self.add((name, getattr(value, name, None)))
         for kind, add in ((dict, self._dict), ((list, tuple), self._sequence), (set, self._set)):
             if isinstance(value, kind):
                 add(value)
@@ -284,6 +311,7 @@ class _Walker:
 
     def _class(self, value: type) -> None:
         """A class of an installed package by its name, an enumeration by its members."""
+        self.names.add(value.__name__)  # whatever it is called where it is used
         module = value.__module__
         self.sha.update(f"{module}:{value.__qualname__}".encode())
         if issubclass(value, Enum):
@@ -296,7 +324,7 @@ class _Walker:
             self.add({k: v.value for k, v in value.__members__.items()})
         elif not _is_pure(module) or vars(sys.modules[module]).get(value.__name__) is not value:
             self.refuse(value.__qualname__)
-            if not _installed(module):
+            if not installed(module):
                 self.add({k: v for k, v in vars(value).items() if k[:2] != "__"})
 
     def _wrapper(self, value: Any) -> None:
@@ -337,7 +365,7 @@ class _Walker:
         code = getattr(function, "__code__", None)
         # Not __module__, which functools.wraps copies from what it wraps.
         home = getattr(function, "__globals__", {}).get("__name__", function.__module__)
-        if code is None or (_installed(home) and home != "builtins"):
+        if code is None or (installed(home) and home != "builtins"):
             self._named(function)
             return
         names = _names(code)
@@ -349,10 +377,12 @@ class _Walker:
         for part in (function.__defaults__, function.__kwdefaults__):
             self.add(part)
         for cell in function.__closure__ or ():
+            self.met.append(cell)
             try:
                 self.add(cell.cell_contents)
             except ValueError:
                 self.sha.update(b"empty cell;")
+        self.met.append(Globals(function.__globals__, tuple(names)))
         for name in sorted(names):
             if name in function.__globals__:
                 self.sha.update(name.encode())
@@ -366,6 +396,7 @@ class _Walker:
                 self.refuse(value.__name__)
             return
         name = getattr(value, "__qualname__", None) or value.__name__
+        self.names.add(name)  # whatever it is called where it is used
         module = value.__name__ if isinstance(value, types.ModuleType) else value.__module__
         self.sha.update(f"{module}:{name}".encode())
         owner = getattr(value, "__self__", None)
@@ -454,7 +485,7 @@ MEMBER = frozenset(vars(_Plain.MEMBER))
 
 def _is_pure(module: str) -> bool:
     """Whether a module belongs to a package whose functions depend on their arguments only."""
-    return _installed(module) and module.split(".", maxsplit=1)[0] in PURE
+    return installed(module) and module.split(".", maxsplit=1)[0] in PURE
 
 
 def _reads_the_world(code: types.CodeType) -> bool:
@@ -482,7 +513,16 @@ def _names(code: types.CodeType) -> set[str]:
     return names
 
 
-def _installed(module: str | None) -> bool:
+def slot_names(cls: type) -> list[str]:
+    """Names of the slots of a class and its bases."""
+    names: list[str] = []
+    for base in cls.__mro__:
+        slots = vars(base).get("__slots__", ())
+        names += (slots,) if isinstance(slots, str) else slots
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
+
+
+def installed(module: str | None) -> bool:
     """Whether a module comes with Python or from an installed package, and is not the user's."""
     top = (module or "").split(".")[0]
     if top in sys.stdlib_module_names and top != "__main__":

@@ -22,10 +22,11 @@ import numpy as np
 from hl_dask.declared import rebuild
 from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
 from hl_dask.expr import Graph
-from hl_dask.fingerprint import mentions, reachable_digests
+from hl_dask.fingerprint import mentions
 from hl_dask.follow import First, Output, Second
 from hl_dask.formula import OWN_STATE, BoundFormula, Formula
 from hl_dask.points import ModelPoints
+from hl_dask.reach import Reach
 from hl_dask.report import Wanted, run_formulas
 from hl_dask.trace import (
     BEFORE_RUN,
@@ -47,6 +48,9 @@ SAMPLE_BYTES = 64 * 2**20
 """Sample values that a trace may hold before it starts again with fewer rows."""
 CHANGE_ERRORS = frozenset({"errstate", "seterr", "seterrcall"})
 """Names without which no formula changes how NumPy treats floating-point errors."""
+TYPE_QUESTIONS = frozenset({"type", "isinstance", "issubclass", "hasattr", "__class__"})
+"""Names without which no formula goes another way with plain arrays than with traced ones, which
+few rows might not show."""
 SMALLEST_SAMPLE = 31
 
 
@@ -150,9 +154,9 @@ def record(
         When a formula raises.
     """
     started = time.perf_counter()
-    reach = _Reach(subject)
+    reach = Reach(lambda: subject.clone(None), subject.formulas)
     full = sizes = sample_sizes((proj_len + 1) * len(subject.formulas))
-    if not assumed and reach.names is not None:
+    if not assumed and reach.names is not None and not reach.names & TYPE_QUESTIONS:
         sizes = min(full, PROBE_ROWS)
     while True:
         known = dict(assumed or {})
@@ -169,6 +173,8 @@ def record(
             full = sizes = _quarter(sizes)
             graph, assumed = None, None
             continue
+        finally:
+            reach.restore()
         recording.elapsed_s = time.perf_counter() - started
         return recording
 
@@ -206,50 +212,13 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _Reach:
-    """What formulas can reach outside their arguments, as it was before a recording.
-
-    Attributes
-    ----------
-    before : dict of str to Reached
-        What there was, by name.
-    names : set of str or None
-        Names that the code within reach mentions; None when there is something that cannot be
-        looked into.
-    """
-
-    def __init__(self, subject: Subject) -> None:
-        self.subject = subject
-        self.before, self.names = reachable_digests(subject.clone(None), subject.formulas)
-
-    def changed(self, *, unknown: bool = False) -> list[str]:
-        """Names of what has changed since.
-
-        Parameters
-        ----------
-        unknown : bool
-            Whether objects of unknown kinds count, which may well keep what they have worked out.
-        """
-        after, _ = reachable_digests(self.subject.clone(None), self.subject.formulas)
-        found = []
-        for name, was in self.before.items():
-            now = after.get(name, was)
-            if now.content != was.content and (unknown or (was.known and now.known)):
-                found.append(name)
-        return found
-
-    def untouched(self) -> bool:
-        """Whether it is known that nothing has changed since."""
-        return self.names is not None and not self.changed()
-
-
 def _record(
     subject: Subject,
     proj_len: int,
     sizes: tuple[int, int],
     assumed: dict[int, Any],
     graph: Graph,
-    reach: _Reach,
+    reach: Reach,
     *,
     probe: bool,
 ) -> Recording:
@@ -258,17 +227,18 @@ def _record(
     session = _session(subject, first_rows, graph, assumed)
     session.shadow = not assumed
     session.probe = probe
-    session.untouched = reach.untouched
     if len(first_rows) > SMALLEST_SAMPLE:
         session.limit_bytes = SAMPLE_BYTES
     # Asking NumPy for its error state at every operation takes a tenth of the recording.
     session.tracer.watch_errors = reach.names is None or bool(reach.names & CHANGE_ERRORS)
+    session.reach = reach
     _trace(subject, proj_len, session, first)
+    reach.restore()
     _check_state(subject, session, reach)
     values = first.finish(session)
     opaque = dict(session.opaque)
     if not opaque:
-        again = _second_trace(subject, proj_len, second_rows, session, first, values)
+        again = _second_trace(subject, proj_len, second_rows, session, first, values, reach)
         opaque = dict(again.opaque)
     return Recording(
         graph=graph,
@@ -296,6 +266,7 @@ def _second_trace(
     first: TraceSession,
     outputs: First,
     values: list[ValueShape],
+    reach: Reach,
 ) -> TraceSession:
     """The trace on other rows, which must come to the same graph.
 
@@ -308,16 +279,22 @@ def _second_trace(
         known = dict(first.tracer.assumed)
         session = _session(subject, positions, first.tracer.graph, known, frozen=True, blind=blind)
         session.probe = blind
+        session.reach = reach
         try:
             _trace(subject, proj_len, session, second)
-        except SampleUsedError:
-            continue
-        second.finish(session)
-        break
+            second.finish(session)
+            break
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            # Whatever the formulas make of it, a blind trace that is asked for a value is over.
+            if not (blind and session.tracer.sample_used):
+                raise
+        reach.restore()
     return session
 
 
-def _check_state(subject: Subject, session: TraceSession, reach: _Reach) -> None:
+def _check_state(subject: Subject, session: TraceSession, reach: Reach) -> None:
     """Refuse formulas that keep something, when what they keep may be a number of the sample.
 
     Without totals turned into Python values, without the row count, and without opaque formulas, no
@@ -335,8 +312,8 @@ def _check_state(subject: Subject, session: TraceSession, reach: _Reach) -> None
         ]
         msg = (
             f"something that {', '.join(changed)} can reach (a module variable, a class attribute, "
-            "a container or a cache) was changed while formulas turned totals, the row count or "
-            "values of rows into Python values"
+            "a container or an iterator) was changed, and cannot be put back, while formulas "
+            "turned totals, the row count or values of rows into Python values"
         )
         raise RowMixingError(
             msg,

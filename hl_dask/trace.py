@@ -17,9 +17,11 @@ from hl_dask.expr import Op
 from hl_dask.formula import Formula, bind_key, call_text, unhashable
 from hl_dask.opaque import OpaqueCall, Rows, SampleSession, as_rows, check_per_point, has_rows
 from hl_dask.points import ModelPoints
+from hl_dask.reach import Reach, put_back
 from hl_dask.session import HOP, CallStack, formula_error, on_fresh_stack
 from hl_dask.traced import Notes, SampleUsedError, TracedArray, TracedText, Tracer, is_traced
 from hl_dask.values import (
+    comparable,
     held_bytes,
     normalise,
     plain_value,
@@ -85,8 +87,8 @@ class TraceSession:
         Stop with :class:`SampleUsedError` where values of the rows come to matter.
     limit_bytes : int or None
         Stop with :class:`Restart` where the values held are larger.
-    untouched : callable
-        Whether it is known that formulas have kept nothing outside the trace.
+    reach : Reach or None
+        What formulas can reach outside the trace, which may have to be put back as it was.
     """
 
     def __init__(self, tracer: Tracer, points: ModelPoints | None, positions: Any) -> None:
@@ -109,7 +111,7 @@ class TraceSession:
         self.setting_up = True
         self.limit_bytes: int | None = None
         self.probe = False
-        self.untouched: Callable[[], bool] = lambda: False
+        self.reach: Reach | None = None
         self.held_bytes = 0
         self.data = DataView(
             points.columns if points is not None else (),
@@ -262,7 +264,7 @@ class TraceSession:
             self.held_bytes += value.value.nbytes if is_traced(value) else held_bytes(value)
             if self.held_bytes > self.limit_bytes:
                 self.limit_bytes = None
-                if not self.tracer.told or self.untouched():
+                if not self.tracer.told or self._untouched():
                     raise Restart
         if self.probe:
             self.check_probe()
@@ -270,13 +272,17 @@ class TraceSession:
     def check_probe(self) -> None:
         """Give up a first attempt with few rows, or with none, when they come to matter.
 
-        Not when a formula has kept something meanwhile, which may be a number of these rows: the
-        next attempt would find it there, and take it for a constant.
+        Not when a formula has kept something meanwhile that cannot be put back, which may be a
+        number of these rows: the next attempt would take it for a constant. And not while a formula
+        runs, which might take the end of the trace for an error of its own.
         """
-        if self.probe and self.tracer.sample_used:
-            if self.tracer.blind or self.untouched():
+        if self.probe and self.tracer.sample_used and not self.frames:
+            if self.tracer.blind or self._untouched():
                 raise SampleUsedError
             self.probe = False
+
+    def _untouched(self) -> bool:
+        return self.reach is not None and self.reach.untouched()
 
     def _traced_value(self, call: Call, guards: int) -> Any:
         formula, tracer, notes = call.formula, self.tracer, self.tracer.notes
@@ -378,7 +384,6 @@ class TraceSession:
         """The value of a formula that is evaluated as Python on each block."""
         formula, tracer = call.formula, self.tracer
         tracer.sample_used = tracer.told = True
-        self.check_probe()
         tracer.notes.failures, tracer.notes.op_errors = (), 0
         call.opaque = reason
         call.reads, call.columns = {}, {}
@@ -395,8 +400,25 @@ class TraceSession:
                 return plain
         array = as_rows(plain, len(self.positions), call.text, reason)
         if formula.per_point:
-            check_per_point(lambda rows: self.plainly(call, rows), array, call.text)
+            self._check_per_point(call, array)
         return self._opaque_node(call, array)
+
+    def _check_per_point(self, call: Call, array: Any) -> None:
+        """Each trial starts from what the user had, so that what a formula keeps shows."""
+        reach = self.reach
+        if reach is None:
+            check_per_point(lambda rows: self.plainly(call, rows), array, call.text)
+            return
+        now = reach.snapshot()
+
+        def evaluate(rows: Rows) -> Any:
+            reach.restore()
+            return self.plainly(call, rows)
+
+        try:
+            check_per_point(evaluate, array, call.text)
+        finally:
+            put_back(now)
 
     def _opaque_node(self, call: Call, plain: Any) -> Any:
         formula, tracer = call.formula, self.tracer
@@ -407,7 +429,9 @@ class TraceSession:
         )
         columns = tuple((c, template_of(self.columns[c], ids)) for c in call.columns)
         attributes = tuple((a, template_of(v, ids)) for a, v in self.attributes.items())
-        op = Op("opaque", (formula.owner, formula.name, call.key))
+        # What it reads may be a total as a Python value, which another pass will know better.
+        content = tuple(comparable(template) for _, _, template in reads)
+        op = Op("opaque", (formula.owner, formula.name, call.key, content))
         node = tracer.node(op, tuple(ids), plain, 0)
         if node not in tracer.graph.values:
             tracer.graph.values[node] = OpaqueCall(

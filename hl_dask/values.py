@@ -181,19 +181,19 @@ def value_shape(value: Any) -> ValueShape:
     if is_traced(value):
         return None, (value.node,)
     ids: list[int] = []
-    return _comparable(template_of(value, ids)), tuple(ids)
+    return comparable(template_of(value, ids)), tuple(ids)
 
 
-def _comparable(template: Any) -> Any:
+def comparable(template: Any) -> Any:
     """A template with constants by their content."""
     kind = template[0]
     if kind == "is":
         return _content(template[1])
     if kind in ("tuple", "list"):
-        return (kind, tuple(_comparable(t) for t in template[1]))
+        return (kind, tuple(comparable(t) for t in template[1]))
     if kind in ("dict", "record"):
-        return (kind, tuple((k, _comparable(t)) for k, t in template[1]))
-    return (kind, template[1]) if kind == "arg" else (kind, _comparable(template[1]))
+        return (kind, tuple((k, comparable(t)) for k, t in template[1]))
+    return (kind, template[1]) if kind == "arg" else (kind, comparable(template[1]))
 
 
 def _content(value: Any) -> Any:

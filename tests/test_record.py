@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import queue
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy import errstate as quiet
 
 import hl_dask as hl
 import hl_dask.record
@@ -183,6 +185,9 @@ def test_what_a_trace_that_was_given_up_kept_is_no_constant(
         monkeypatch.setattr(hl_dask.record, "SAMPLE_BYTES", held_bytes)
         monkeypatch.setattr(hl_dask.record, "sample_sizes", lambda calls: SAMPLE_ROWS)
     model_class = type("Keeping", (hl.Model,), {"value": lambda self, t: formula(self, t)})
+    before = dict(KEPT), HOLDER.kept
+    model_class(data=columns).GenerateActions(proj_len=3)
+    assert (KEPT, HOLDER.kept) == before  # a recording leaves everything as it was
     result = result_or_refusal(model_class(data=columns))
     if isinstance(result, HlDaskError):
         assert "value" in str(result)
@@ -197,17 +202,55 @@ def test_what_a_trace_that_was_given_up_kept_is_no_constant(
     np.testing.assert_allclose(result.df_agg["value"], total(columns) / divisor, rtol=1e-12)
 
 
+class ReadsConcrete(hl.Model):
+    """A formula declared per point that reads a total as a Python value."""
+
+    @hl.agg(None)
+    def mean(self):
+        return float(self.data["premium"].mean())
+
+    @hl.per_point
+    def share(self, t):
+        return np.array([x / self.mean() for x in self.data["premium"].tolist()])
+
+
+def test_an_opaque_formula_reads_the_real_total(columns: Columns) -> None:
+    result = ReadsConcrete(data=columns).ExecuteActions(proj_len=1)
+    np.testing.assert_allclose(result.df_agg["share"], len(columns["premium"]), rtol=1e-12)
+
+
+class Quiet(hl.Model):
+    """np.errstate under another name."""
+
+    def value(self, t):
+        try:
+            with quiet(divide="raise"):
+                return self.data["premium"] / np.where(self.data["sum_assured"] > 899_900, 0.0, 1.0)
+        except FloatingPointError:
+            return self.data["premium"] * 0
+
+
+def test_error_states_are_noticed_under_any_name(columns: Columns) -> None:
+    model = Quiet(data=columns)
+    model.RunModel(1)
+    plain = model.df_agg["value"].to_numpy()
+    with pytest.warns(UserWarning, match="errstate"):
+        result = model.ExecuteActions(proj_len=1)
+    np.testing.assert_array_equal(result.df_agg["value"], plain)
+
+
 def test_a_value_kept_from_a_blind_trace_is_refused_outside_of_it(columns: Columns) -> None:
-    kept: list[Any] = []
+    kept = queue.SimpleQueue[Any]()  # which nobody can look into, or put back as it was
 
     class Keeping(hl.Model):
         def value(self, t):
-            kept.append(self.data["sum_assured"] * 2.0)
+            kept.put(self.data["sum_assured"] * 2.0)
             return self.data["sum_assured"]
 
-    Keeping(data=columns).GenerateActions(proj_len=1)
+    Keeping(data=columns).GenerateActions(proj_len=0)
+    values = [kept.get() for _ in range(kept.qsize())]
     with pytest.raises(RowMixingError, match="kept from an earlier run"):
-        kept[-1].sum() + np.exp(kept[-1])
+        values[-1].sum() + np.exp(values[-1])
 
 
 class Curve:
