@@ -206,16 +206,6 @@ def _files_below(directory: Path) -> list[str]:
             continue
         if not all(_visible(Path(part)) for part in inner.parts):
             continue
-        if any("=" in part for part in inner.parts[:-1]):
-            msg = (
-                f"{directory} is partitioned by directory names ({inner.parts[0]}), which are "
-                "not read as columns"
-            )
-            raise DataError(
-                msg,
-                file=str(path),
-                remedy="write the column into the files, and give the files by a glob",
-            )
         files.append(str(path))
     if not files:
         msg = f"no Parquet file in directory {directory}"

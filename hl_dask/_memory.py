@@ -253,8 +253,11 @@ class MemorySource:
                     data = self._data[name]
                     if isinstance(data, DataError):
                         raise data
-                    column = self._ready[name] = memory_column(name, data)
+                    column = self._ready[name] = self._make(name, data)
         return column
+
+    def _make(self, name: str, data: Any) -> MemoryColumn:
+        return memory_column(name, data)
 
     def schema(self, name: str) -> ColumnSpec:
         return self._column(name).spec

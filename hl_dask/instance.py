@@ -90,7 +90,13 @@ class Instance(metaclass=ModelType):
         model._clear()
         return model
 
-    def __init__(self, *, data: Any = None, **assumptions: Any) -> None:
+    def __init__(self, *positional: Any, data: Any = None, **assumptions: Any) -> None:
+        if positional:
+            kinds = ", ".join(type(value).__name__ for value in positional)
+            msg = f"{type(self).__name__} takes arguments by name; got {kinds} by position"
+            raise ModelError(
+                msg, remedy=f"write {type(self).__name__}(data=..., name_of_assumption=...)"
+            )
         for name, value in assumptions.items():
             self._check_name(name)
             self.__dict__[name] = value

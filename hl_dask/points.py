@@ -17,9 +17,8 @@ import numpy as np
 import pandas as pd
 
 from hl_dask._columns import Array, ColumnSpec
-from hl_dask._footers import find_files, read_footers
-from hl_dask._memory import MemorySource, from_frame, from_mapping
-from hl_dask._parquet import ParquetSource
+from hl_dask._memory import MemorySource
+from hl_dask._open import Source, open_paths, open_source
 from hl_dask.errors import DataError, MissingColumnError
 
 __all__ = ["ColumnSpec", "ModelPoints", "is_scalar_record"]
@@ -40,14 +39,17 @@ def is_scalar_record(data: object) -> bool:
 
 
 class ModelPoints:
-    """Rows and columns of model points in memory or in Parquet files.
+    """Rows and columns of model points in memory or in files.
 
     Parameters
     ----------
-    data : pandas.DataFrame, mapping, str, Path, list of these paths, or ModelPoints
-        A DataFrame; a mapping of names to arrays, memmaps, Series or Categoricals of one length
-        (2-D arrays hold k values a row, e.g. scenarios); a Parquet file, directory or glob, or a
-        list of them. Directories and globs are read in sorted order of paths, lists as given.
+    data : DataFrame, mapping, Arrow data, str, Path, list of these paths, or ModelPoints
+        A pandas DataFrame; a mapping of names to arrays, memmaps, Series or Categoricals of one
+        length (2-D arrays hold k values a row, e.g. scenarios); a pyarrow Table, RecordBatch or
+        RecordBatchReader, or anything that exports one (Polars and DuckDB do); a pyarrow Dataset of
+        Parquet files; a Parquet file, directory or glob, or a list of them; CSV files, which are
+        converted to Parquet in a scratch directory. Directories and globs are read in sorted order
+        of paths, lists as given. Names of directories of the form ``key=value`` are columns.
 
     Raises
     ------
@@ -62,7 +64,7 @@ class ModelPoints:
 
     __slots__ = ("_chunk_rows", "_identity", "_source")
 
-    _source: MemorySource | ParquetSource
+    _source: Source
     _chunk_rows: int
     _identity: str
 
@@ -72,22 +74,51 @@ class ModelPoints:
             self._chunk_rows = data._chunk_rows
             self._identity = data._identity
         else:
-            self._source = _open_source(data)
+            self._source = open_source(data)
             self._chunk_rows = CHUNK_ROWS
             self._identity = uuid.uuid4().hex
+        self._with_rows()
+
+    def _with_rows(self) -> Self:
         if self._source.rows == 0:
             msg = f"the model points have no rows: {self._source.description}"
             raise DataError(
                 msg,
                 remedy="give at least one model point",
             )
+        return self
+
+    @classmethod
+    def read_csv(
+        cls, paths: str | Path | Sequence[str | Path], types: Mapping[str, Any] | None = None
+    ) -> ModelPoints:
+        """Return model points in CSV files.
+
+        Parameters
+        ----------
+        paths : str, Path or list of these
+            Files or globs, ending in .csv, .csv.gz, .csv.bz2 or .csv.zst.
+        types : mapping of str to type, optional
+            Types of columns, such as ``{"policy": "string"}``; found from the values by default.
+
+        Raises
+        ------
+        DataError
+            If a file cannot be parsed, or a value is not of the type given.
+        """
+        several = [paths] if isinstance(paths, str | Path) else list(paths)
+        points = object.__new__(cls)
+        points._chunk_rows = CHUNK_ROWS
+        points._identity = uuid.uuid4().hex
+        points._source = open_paths(several, types or {})
+        return points._with_rows()
 
     @classmethod
     def of(cls, data: Any) -> ModelPoints:
         """Return data as ModelPoints, and ModelPoints as they are."""
         return data if isinstance(data, ModelPoints) else cls(data)
 
-    def _like(self, source: MemorySource | ParquetSource, chunk_rows: int) -> Self:
+    def _like(self, source: Source, chunk_rows: int) -> Self:
         new = object.__new__(type(self))
         new._source = source
         new._chunk_rows = chunk_rows
@@ -419,25 +450,3 @@ def _bytes(size: int) -> str:
             return f"{amount:.0f} {unit}" if unit == "bytes" else f"{amount:.1f} {unit}"
         amount /= 1000
     return f"{amount:.1f} TB"
-
-
-# --- opening -------------------------------------------------------------------------------------
-
-
-def _open_source(data: Any) -> MemorySource | ParquetSource:
-    if isinstance(data, pd.DataFrame):
-        return from_frame(data)
-    if isinstance(data, Mapping):
-        return from_mapping(data)
-    if isinstance(data, str | Path):
-        return ParquetSource(read_footers(find_files(data)), str(data))
-    if isinstance(data, list | tuple) and data and all(isinstance(p, str | Path) for p in data):
-        paths = [path for entry in data for path in find_files(entry)]
-        return ParquetSource(
-            read_footers(paths), f"{data[0]} ... {data[-1]}" if len(data) > 1 else str(data[0])
-        )
-    msg = f"model points given as {type(data).__module__}.{type(data).__qualname__}"
-    raise DataError(
-        msg,
-        remedy="give a pandas DataFrame, a dict of arrays, or the path of Parquet files",
-    )
