@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,8 +47,10 @@ total becomes a Python value, is the same whatever the rows are, and their numbe
 Where one does, the samples are taken in full."""
 SAMPLE_BYTES = 64 * 2**20
 """Sample values that a trace may hold before it starts again with fewer rows."""
-CHANGE_ERRORS = frozenset({"errstate", "seterr", "seterrcall"})
-"""Names without which no formula changes how NumPy treats floating-point errors."""
+CHANGE_ERRORS = frozenset(
+    ("errstate", "seterr", "seterrcall", "catch_warnings", "simplefilter", "filterwarnings")
+)
+"""Names without which no formula changes what becomes of floating-point errors."""
 TYPE_QUESTIONS = frozenset({"type", "isinstance", "issubclass", "hasattr", "__class__"})
 """Names without which no formula goes another way with plain arrays than with traced ones, which
 few rows might not show."""
@@ -363,6 +366,7 @@ def _session(
         blind=blind,
     )
     tracer.watch_errors = False
+    tracer.filters = list(warnings.filters)
     tracer.most_rows = subject.most_rows
     return TraceSession(tracer, subject.points, positions)
 
@@ -450,6 +454,8 @@ def _before_run(session: TraceSession, instance: Any) -> None:
             formula=BEFORE_RUN,
             remedy="test for the condition with np.where before the operation",
         )
+    # What BeforeRun has made of a total may be anywhere by now.
+    session.assumed_before = tuple((n, session.tracer.assumed[n]) for n, _ in session.tracer.guards)
     if reason is not None:
         session.opaque[BEFORE_RUN] = reason
     notes.escapes = ()

@@ -112,6 +112,7 @@ class TraceSession:
         self.limit_bytes: int | None = None
         self.probe = False
         self.reach: Reach | None = None
+        self.assumed_before: tuple[tuple[int, Any], ...] = ()
         self.held_bytes = 0
         self.data = DataView(
             points.columns if points is not None else (),
@@ -431,7 +432,8 @@ class TraceSession:
         attributes = tuple((a, template_of(v, ids)) for a, v in self.attributes.items())
         # What it reads may be a total as a Python value, which another pass will know better.
         content = tuple(comparable(template) for _, _, template in reads)
-        op = Op("opaque", (formula.owner, formula.name, call.key, content))
+        known = repr(self.assumed_before)
+        op = Op("opaque", (formula.owner, formula.name, call.key, content, known))
         node = tracer.node(op, tuple(ids), plain, 0)
         if node not in tracer.graph.values:
             tracer.graph.values[node] = OpaqueCall(

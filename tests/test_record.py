@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import queue
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -217,6 +218,64 @@ class ReadsConcrete(hl.Model):
 def test_an_opaque_formula_reads_the_real_total(columns: Columns) -> None:
     result = ReadsConcrete(data=columns).ExecuteActions(proj_len=1)
     np.testing.assert_allclose(result.df_agg["share"], len(columns["premium"]), rtol=1e-12)
+
+
+class KeepsBefore(hl.Model):
+    """A formula declared per point that reads what BeforeRun has made of a total."""
+
+    def BeforeRun(self):
+        self.mean = float(self.data["premium"].mean())
+        self.inside = {"mean": self.mean}
+
+    @hl.per_point
+    def share(self, t):
+        return np.array([x / self.mean for x in self.data["premium"].tolist()])
+
+    @hl.per_point
+    def share_inside(self, t):
+        return np.array([x / self.inside["mean"] for x in self.data["premium"].tolist()])
+
+
+def test_an_opaque_formula_reads_what_before_run_made_of_the_real_total(columns: Columns) -> None:
+    frame = KeepsBefore(data=columns).ExecuteActions(proj_len=1).df_agg
+    for name in ("share", "share_inside"):
+        np.testing.assert_allclose(frame[name], len(columns["premium"]), rtol=1e-12)
+
+
+class WarningsAsErrors(hl.Model):
+    """A warning of NumPy that the formula turns into an error."""
+
+    def value(self, t):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            try:
+                return self.data["premium"] / np.where(self.data["sum_assured"] > 899_900, 0.0, 1.0)
+            except RuntimeWarning:
+                return self.data["premium"] * 0
+
+
+def test_warnings_that_become_errors_are_noticed(columns: Columns) -> None:
+    model = WarningsAsErrors(data=columns)
+    model.RunModel(1)
+    plain = model.df_agg["value"].to_numpy()
+    with pytest.warns(UserWarning, match="filter of warnings"):
+        result = model.ExecuteActions(proj_len=1)
+    np.testing.assert_array_equal(result.df_agg["value"], plain)
+    assert np.all(plain == 0)
+
+
+class NewTexts(hl.Model):
+    """A table of texts of NumPy's newer kind."""
+
+    def value(self, t):
+        return (self.names[(self.data["age"] > 40).astype(int)] == "a") * 1.0
+
+
+@pytest.mark.filterwarnings("ignore:replaying in one piece")
+def test_texts_of_variable_length(columns: Columns) -> None:
+    names = np.array(["a", "bb"], dtype=np.dtypes.StringDType())
+    frame = NewTexts(data=columns, names=names).ExecuteActions(proj_len=0).df_agg
+    assert frame.loc[0, "value"] == np.sum(columns["age"] <= 40)
 
 
 class Quiet(hl.Model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -88,6 +89,7 @@ class Tracer:
         self.assumed = assumed
         self.guards: list[tuple[int, Any]] = []
         self.watch_errors = True
+        self.filters = list(warnings.filters)
         self.most_rows: int | None = None
         self.sample_used = False
         self.told = False
@@ -192,10 +194,10 @@ class Tracer:
         """Append an operation that the graph does not hold; an error in the second trace."""
         if self.frozen:
             raise self.fail(self._differs(op, args))
-        if self.watch_errors and np.geterr() != QUIET:
+        if self.watch_errors and (np.geterr() != QUIET or warnings.filters != self.filters):
             self.escape(
-                "np.errstate within the formula notices floating-point errors, which depend on "
-                "the rows"
+                "np.errstate (or a filter of warnings) within the formula notices floating-point "
+                "errors, which depend on the rows"
             )
         meta = self._meta(value, axis)
         return self.graph.add(op, args, LEAVES.get(op.name), meta, self.notes.owner)
@@ -210,6 +212,8 @@ class Tracer:
         key = (dtype, shape, axis)
         found = self._metas.get(key)
         if found is None:
+            if dtype.kind == "T":
+                self.escape("texts of NumPy's StringDType are not followed")
             rest = shape if axis < 0 else shape[:axis] + shape[axis + 1 :]
             found = self._metas.setdefault(key, Meta(dtype.str, rest, axis))
         return found
