@@ -2,7 +2,7 @@
 
 from hl_dask.aggregate import Aggregate, Sum
 from hl_dask.errors import HlDaskError
-from hl_dask.formula import agg, per_point
+from hl_dask.formula import agg, per_point, rollup
 from hl_dask.model import LightModel, Model
 from hl_dask.plan import ActionPlan
 from hl_dask.points import ModelPoints
@@ -22,4 +22,5 @@ __all__ = [
     "agg",
     "lookup",
     "per_point",
+    "rollup",
 ]

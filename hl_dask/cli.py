@@ -81,7 +81,7 @@ def _demo(rows: int, memory: str, seed: int) -> None:
 
 
 def _report(result: Result, rows: int, seconds: float) -> None:
-    yearly = demo.totals_by_year(result.df_agg)
+    yearly = result.by_year()
     click.echo("\nTotals by year (policies in force: at its start)\n")
     click.echo(yearly.to_string(float_format="{:,.0f}".format))
     click.echo(f"\nPresent value of net cash flows: {result.values['pv_net_cf']:,.2f}\n")

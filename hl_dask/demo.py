@@ -53,6 +53,7 @@ class TermAssurance(hl.Model):
 
     # Policies.
 
+    @hl.rollup("first")
     def pols_if(self, t):
         """Policies in force at the start of month t."""
         if t == 0:
@@ -61,33 +62,40 @@ class TermAssurance(hl.Model):
             left = self.pols_if(t - 1) - self.pols_death(t - 1) - self.pols_lapse(t - 1)
         return np.where(self.in_term(t), left, 0.0)
 
+    @hl.rollup("sum")
     def pols_death(self, t):
         """Policies that end by death in month t."""
         return self.pols_if(t) * self.mort_rate_mth(t)
 
+    @hl.rollup("sum")
     def pols_lapse(self, t):
         """Policies that lapse in month t, among those alive at its end."""
         return (self.pols_if(t) - self.pols_death(t)) * self.lapse_rate_mth(t)
 
     # Cash flows.
 
+    @hl.rollup("sum")
     def premiums(self, t):
         """Premiums, paid at the start of month t."""
         return self.pols_if(t) * self.data["premium_mth"]
 
+    @hl.rollup("sum")
     def claims(self, t):
         """Sums assured of the deaths of month t."""
         return self.pols_death(t) * self.data["sum_assured"]
 
+    @hl.rollup("sum")
     def expenses(self, t):
         """Maintenance of the policies in force and settlement of claims, with inflation."""
         maintenance = self.pols_if(t) * (self.maintenance_expense / 12)
         return (maintenance + self.pols_death(t) * self.claim_expense) * self.inflation(t)
 
+    @hl.rollup("sum")
     def commissions(self, t):
         """Commission on the premiums of month t."""
         return self.commission_rate * self.premiums(t)
 
+    @hl.rollup("sum")
     def net_cf(self, t):
         """Net cash flow of month t."""
         return self.premiums(t) - self.claims(t) - self.expenses(t) - self.commissions(t)
@@ -193,11 +201,3 @@ def write_portfolio(folder: Path, rows: int, seed: int = 1) -> int:
                 writer.write_table(pa.table(columns, schema=_SCHEMA), row_group_size=ROW_GROUP_ROWS)
         written_bytes += path.stat().st_size
     return written_bytes
-
-
-def totals_by_year(monthly: pd.DataFrame) -> pd.DataFrame:
-    """Sum monthly totals by projection year; policies in force are those at its start."""
-    by_year = monthly.groupby(monthly.index // 12)
-    yearly = by_year.sum()
-    yearly["pols_if"] = by_year["pols_if"].first()
-    return yearly.rename_axis("year")

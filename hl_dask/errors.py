@@ -132,5 +132,9 @@ class MemoryBudgetError(HlDaskError, MemoryError):
     """The projected peak memory is above the budget; nothing was run."""
 
 
+class StorageError(HlDaskError, OSError):
+    """A file cannot be written."""
+
+
 class SchedulerError(HlDaskError, ValueError):
     """The scheduler asked for is unknown or cannot keep the contract."""

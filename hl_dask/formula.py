@@ -93,6 +93,28 @@ def per_point(method: F) -> F:
     return method
 
 
+def rollup(how: str | None) -> Callable[[F], F]:
+    """Say what becomes of a formula's months in ``Result.by_year`` and the like.
+
+    Parameters
+    ----------
+    how : str or None
+        ``"sum"`` for a flow, ``"first"`` or ``"last"`` for a stock, ``"mean"``, ``"min"``,
+        ``"max"``; None to leave the formula out.
+
+    Returns
+    -------
+    callable
+        A decorator for a formula.
+    """
+
+    def decorate(method: F) -> F:
+        method._hl_rollup = how  # type: ignore[attr-defined]
+        return method
+
+    return decorate
+
+
 def call_text(name: str, args: tuple[Any, ...]) -> str:
     """A formula call as it would be written: ``pols_if_at(3, 'BEF_DECR')``."""
     return f"{name}({', '.join(_short(a) for a in args)})"
@@ -145,6 +167,8 @@ class Formula:
         How values are aggregated.
     per_point : bool
         Declared with :func:`per_point`.
+    rollup : str, None or DEFAULT
+        Declared with :func:`rollup`.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, owner: str) -> None:
@@ -155,6 +179,7 @@ class Formula:
         self.__wrapped__ = function
         self.agg: Any = getattr(function, "_hl_agg", DEFAULT)
         self.per_point: bool = getattr(function, "_hl_per_point", False)
+        self.rollup: Any = getattr(function, "_hl_rollup", DEFAULT)
         parameters = list(inspect.signature(function).parameters.values())[1:]
         self.signature = inspect.Signature(parameters)
         self.params = tuple(p.name for p in parameters)

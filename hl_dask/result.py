@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from hl_dask.errors import UnsupportedError
-from hl_dask.formula import Formula
+from hl_dask.errors import ModelError, UnsupportedError
+from hl_dask.formula import DEFAULT, Formula
 from hl_dask.memory import size_text
+from hl_dask.periods import roll_up
 from hl_dask.plan import ActionPlan
 from hl_dask.report import Report, by_call
 from hl_dask.run import RunStats
+from hl_dask.storage import write_whole
 
 
 def tabulate(reports: Iterable[Report], proj_len: int) -> tuple[pd.DataFrame, dict[Any, Any]]:
@@ -81,6 +87,19 @@ def tabulate_values(values: Mapping[Formula, Mapping[tuple[Any, ...], Any]]) -> 
     return frame
 
 
+def label_text(label: Any) -> str:
+    """A column as one text: ``pols_if``, or ``pols_if_at[BEF_DECR]`` for one with arguments."""
+    if not isinstance(label, tuple):
+        return str(label)
+    parts = [str(part) for part in label[1:] if not (isinstance(part, str) and part == "")]
+    return f"{label[0]}[{', '.join(parts)}]" if parts else str(label[0])
+
+
+def _json_number(value: Any) -> Any:
+    plain = value.item() if isinstance(value, np.generic) else value
+    return plain if isinstance(plain, (bool, int, float, str)) else str(plain)
+
+
 class Drawable(Protocol):
     """What can draw its Dask graph."""
 
@@ -133,6 +152,9 @@ class Result:
         graph: Callable[[], Drawable] | None = None,
     ) -> None:
         self.df_agg, self.values = tabulate(reports, proj_len)
+        self._rollups = {
+            f.name: f.rollup for f, _, _ in reports if f.rollup is not DEFAULT and "t" in f.params
+        }
         self.reports = reports
         self.cache_agg = by_call(reports)
         self.proj_len = proj_len
@@ -143,6 +165,172 @@ class Result:
     def __getstate__(self) -> dict[str, Any]:
         # Formulas of a class that is pickled by value cannot be pickled apart from it.
         return {**self.__dict__, "_graph": None, "reports": []}
+
+    # ---- by period ---------------------------------------------------------------------------
+
+    def by_year(
+        self,
+        how: Mapping[str, str | None] | None = None,
+        *,
+        default: str | None = "required",
+        start: int = 0,
+    ) -> pd.DataFrame:
+        """Totals by year; see :meth:`by_period`."""
+        return self.by_period(12, how, default=default, start=start, name="year")
+
+    def by_quarter(
+        self,
+        how: Mapping[str, str | None] | None = None,
+        *,
+        default: str | None = "required",
+        start: int = 0,
+    ) -> pd.DataFrame:
+        """Totals by quarter; see :meth:`by_period`."""
+        return self.by_period(3, how, default=default, start=start, name="quarter")
+
+    def by_period(
+        self,
+        months: int,
+        how: Mapping[str, str | None] | None = None,
+        *,
+        default: str | None = "required",
+        start: int = 0,
+        name: str = "period",
+    ) -> pd.DataFrame:
+        """Totals by period.
+
+        Parameters
+        ----------
+        months : int
+            Months of a period.
+        how : mapping of str to str or None, optional
+            What becomes of the months of a period, by formula: ``"sum"`` (flows), ``"first"``,
+            ``"last"`` (stocks), ``"mean"``, ``"min"``, ``"max"``, None to leave the formula out.
+            By default what :func:`~hl_dask.rollup` declares.
+        default : str or None, optional
+            For formulas of which nothing is said; they are an error by default, because a stock
+            that is summed looks like a number.
+        start : int
+            Months of the first period that lie before t = 0: with 3 a projection from the end of
+            March is cut into calendar years.
+        name : str
+            Name of the index.
+
+        Returns
+        -------
+        DataFrame
+            A row for each period from 0; the first and the last may have fewer months.
+
+        Raises
+        ------
+        ModelError
+            When it is not said for a formula what becomes of its months.
+        """
+        known = {**self._rollups, **(how or {})}
+        labels: list[Any] = list(self.df_agg.columns)
+        formulas = {label[0] if isinstance(label, tuple) else label for label in labels}
+        slips = [formula for formula in how or {} if formula not in formulas]
+        if slips:
+            msg = f"{slips[0]!r} is not among the reported formulas of t"
+            raise ModelError(msg, remedy=f"these are: {', '.join(map(str, self.df_agg.columns))}")
+        if default != "required":
+            known = {**dict.fromkeys(formulas, default), **known}
+        return roll_up(self.df_agg, known, months, start=start, name=name)
+
+    # ---- to pandas and to files --------------------------------------------------------------
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The totals by t, with what has no t and how the run was made in ``attrs``."""
+        frame = self.df_agg.copy()
+        frame.attrs.update(self._origin(), values=dict(self.values))
+        return frame
+
+    def _origin(self) -> dict[str, Any]:
+        return {
+            "model": self.plan.model,
+            "proj_len": self.proj_len,
+            "rows": self.stats.rows,
+            "environment": dict(self.stats.environment),
+            "fingerprint": dict(self.plan.fingerprint),
+        }
+
+    def _flat(self) -> pd.DataFrame:
+        """The totals by t with one text for each column: ``pols_if_at[BEF_DECR]``."""
+        frame = self.df_agg.copy()
+        frame.columns = pd.Index([label_text(column) for column in frame.columns])
+        return frame
+
+    def _values_frame(self) -> pd.DataFrame:
+        rows = [
+            (label_text((*(name if isinstance(name, tuple) else (name,)), *entry)), part)
+            for name, value in self.values.items()
+            for entry, part in np.ndenumerate(np.asarray(value))
+        ]
+        return pd.DataFrame(rows, columns=["name", "value"])
+
+    def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the totals by t as Parquet.
+
+        What has no t, the model and the versions are in the schema's metadata, as JSON under the
+        key ``hl_dask``. The file gets its name when it is complete.
+
+        Raises
+        ------
+        StorageError
+            When the file exists and ``overwrite`` is not set, or it cannot be written.
+        """
+        values = self._values_frame()
+        described = self._origin() | {
+            "values": dict(zip(values["name"], map(_json_number, values["value"]), strict=True))
+        }
+        table = pa.Table.from_pandas(self._flat().reset_index(), preserve_index=False)
+        metadata = {**(table.schema.metadata or {}), b"hl_dask": json.dumps(described).encode()}
+        table = table.replace_schema_metadata(metadata)
+        return write_whole(path, lambda file: pq.write_table(table, file), overwrite=overwrite)
+
+    def to_csv(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the totals by t as CSV, in full precision.
+
+        What has no t goes into a second file, ``NAME.values.csv``, if there is such a thing.
+
+        Raises
+        ------
+        StorageError
+            When a file exists and ``overwrite`` is not set, or it cannot be written.
+        """
+        final, values = Path(path), self._values_frame()
+        if len(values):
+            beside = final.with_name(f"{final.stem}.values{final.suffix}")
+            write_whole(beside, lambda file: values.to_csv(file, index=False), overwrite=overwrite)
+        return write_whole(final, lambda file: self._flat().to_csv(file), overwrite=overwrite)
+
+    def to_excel(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write an Excel workbook with sheets for totals by t, for what has no t, and for the run.
+
+        Raises
+        ------
+        StorageError
+            When the file exists and ``overwrite`` is not set, or it cannot be written.
+        UnsupportedError
+            When openpyxl is not installed.
+        """
+        if importlib.util.find_spec("openpyxl") is None:
+            msg = "writing Excel files needs openpyxl, which is not installed"
+            raise UnsupportedError(msg, remedy="install it: pip install 'hl-dask[excel]'")
+        origin = pd.Series(
+            {
+                k: v if isinstance(v, (str, int)) else json.dumps(v)
+                for k, v in self._origin().items()
+            }
+        )
+
+        def write(file: Path) -> None:
+            with pd.ExcelWriter(file, engine="openpyxl") as book:
+                self._flat().to_excel(book, sheet_name="by t")
+                self._values_frame().to_excel(book, sheet_name="values", index=False)
+                origin.to_frame("run").to_excel(book, sheet_name="run")
+
+        return write_whole(path, write, overwrite=overwrite)
 
     def visualize(self, filename: str | Path = "hl_dask.svg", **options: Any) -> Any:
         """Draw the Dask graph of the run; see :func:`dask.visualize`. Needs the extra ``plot``.

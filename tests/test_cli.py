@@ -191,10 +191,14 @@ def test_the_demo_model_projects_what_a_plain_loop_does():
 
 
 def test_totals_by_year_add_flows_and_take_the_first_of_stocks():
-    monthly = pd.DataFrame({"pols_if": range(100, 86, -1), "premiums": [1.0] * 14})
-    yearly = demo.totals_by_year(monthly)
-    assert yearly["pols_if"].tolist() == [100, 88]
-    assert yearly["premiums"].tolist() == [12.0, 2.0]
+    (columns,) = demo.portfolio(300)
+    model = demo.TermAssurance(data=pd.DataFrame(columns), **demo.assumptions())
+    result = model.ExecuteActions(proj_len=13)
+    yearly, monthly = result.by_year(), result.df_agg
+    assert yearly["pols_if"].tolist() == [monthly.loc[0, "pols_if"], monthly.loc[12, "pols_if"]]
+    for flow in set(monthly) - {"pols_if"}:
+        expected = [monthly.loc[:11, flow].sum(), monthly.loc[12:, flow].sum()]
+        assert yearly[flow].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def test_the_readme_quotes_the_model_as_it_is():

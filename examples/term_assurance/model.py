@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import hl_dask as hl
-from hl_dask.demo import MONTHS, TermAssurance, assumptions, totals_by_year, write_portfolio
+from hl_dask.demo import MONTHS, TermAssurance, assumptions, write_portfolio
 
 LAST_MONTH = MONTHS - 1
 
@@ -34,7 +34,7 @@ def main() -> None:
         print(model.plan)
 
         result = model.ExecuteActions(memory="1GB")
-        print(totals_by_year(result.df_agg).to_string(float_format="{:,.0f}".format))
+        print(result.by_year(default="sum").to_string(float_format="{:,.0f}".format))
 
         stressed = MassLapse(data=policies, **assumptions())
         stressed_result = stressed.ExecuteActions(proj_len=LAST_MONTH, memory="1GB")
