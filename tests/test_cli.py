@@ -101,8 +101,8 @@ def test_demo_runs_as_a_command_within_its_projection(temporary):
         (["--rows", "0"], 2, "0 is not in the range x>=1"),
         (["--rows", "many"], 2, "'many' is not a valid integer"),
         (["--seed", "-1"], 2, "-1 is not in the range x>=0"),
-        (["--memory", "plenty"], 1, "plenty"),
-        (["--memory", "1MB", "--rows", "100"], 1, "1"),
+        (["--memory", "plenty"], 3, "plenty"),
+        (["--memory", "1MB", "--rows", "100"], 3, "1"),
         (["--colour", "blue"], 2, "No such option"),
     ],
 )
@@ -128,7 +128,7 @@ def test_errors_are_shown_without_a_traceback(error, says, temporary, monkeypatc
 
     monkeypatch.setattr(demo, "write_portfolio", fail)
     done = run("demo", "--rows", "10")
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert says in done.output
     assert "Traceback" not in done.output
     assert list(temporary.iterdir()) == []
@@ -150,8 +150,8 @@ def test_interrupt_removes_the_temporary_files(temporary):
     assert len(list(temporary.iterdir())) == 1
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert "Aborted!" in errors
+    assert process.returncode == 130
+    assert "Interrupted." in errors
     assert "Traceback" not in errors
     assert list(temporary.iterdir()) == []
 
