@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from benchmarks import _measure, basic_term, parquet, recording
+from benchmarks import _measure, basic_term, memory, parquet, recording
 
 
 class _Listed(click.ParamType):
@@ -67,6 +67,18 @@ def basic_term_command(
 def recording_command(repeat: int, json_file: str | None) -> None:
     """Time trace and plan: BasicTerm_ME, and 1,200 months of 100 generated formulas."""
     _measure.report(recording.run(repeat), json_file)
+
+
+@main.command("memory")
+@click.option("--rows", type=_Listed(_size), default="100000,1000000,10000000", show_default=True)
+@click.option("--memory", "budgets", type=_Listed(str), default="400MB,1GB,4GB", show_default=True)
+@_json
+def memory_command(rows: Sequence[int], budgets: Sequence[str], json_file: str | None) -> None:
+    """Projected and measured peaks: every number of rows with every budget."""
+    measured = memory.run(rows, budgets)
+    _measure.report(measured, json_file)
+    for line in memory.broken_promises(measured):
+        click.echo(line)
 
 
 @main.command("parquet")

@@ -34,12 +34,16 @@ class ParquetFile:
 
 @dataclass(frozen=True, eq=False)
 class ColumnFooter:
-    """What the footers say about a column: its Arrow type and the largest chunk of a row group."""
+    """What the footers say about a column: its Arrow type and the largest chunk of a row group.
+
+    ``largest`` is where that chunk is: its file, and the position of its first page.
+    """
 
     type: Any
     stored_bytes: int
     decoded_bytes: int
     null_group: int | None
+    largest: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +72,7 @@ class _Collector:
         self.groups: list[tuple[int, int, int]] = []
         self.stored: dict[str, int] = {}
         self.decoded: dict[str, int] = {}
+        self.largest: dict[str, tuple[str, int]] = {}
         self.null_group: dict[str, int] = {}
         self.small_pages = True
 
@@ -95,7 +100,11 @@ class _Collector:
             chunk = group.column(leaf)
             name = chunk.path_in_schema
             self.stored[name] = max(self.stored.get(name, 0), chunk.total_compressed_size)
-            self.decoded[name] = max(self.decoded.get(name, 0), chunk.total_uncompressed_size)
+            if chunk.total_uncompressed_size > self.decoded.get(name, -1):
+                self.decoded[name] = chunk.total_uncompressed_size
+                first = chunk.dictionary_page_offset
+                first = chunk.data_page_offset if first is None else first
+                self.largest[name] = (self.files[-1].path, first)
             stats = chunk.statistics
             if stats is not None and stats.has_null_count and stats.null_count:
                 self.null_group.setdefault(name, len(self.groups))
@@ -166,6 +175,7 @@ def read_footers(paths: Sequence[str]) -> Footers:
             collector.stored.get(name, 0),
             collector.decoded.get(name, 0),
             collector.null_group.get(name),
+            collector.largest.get(name),
         )
         for name, kind in collector.types.items()
     }

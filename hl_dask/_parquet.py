@@ -38,6 +38,7 @@ from hl_dask._columns import (
     null_error,
 )
 from hl_dask._footers import Footers, ParquetFile
+from hl_dask._pages import PageSizes, page_sizes
 from hl_dask.errors import DataError
 
 BATCH_ROWS = 32_768
@@ -47,12 +48,18 @@ BUFFER_BYTES = 1 << 18
 """Bytes of a column chunk read from the file at a time."""
 
 PAGE_BYTES = 8 << 20
-"""Largest Parquet page that projections allow for (writers make pages of about 1 MiB)."""
+"""Largest page to allow for where the header of one cannot be read (writers make some 1 MiB)."""
 
 DICTIONARY_BYTES = 2 << 20
-"""Largest dictionary of a column chunk that projections allow for."""
+"""Largest dictionary of a column chunk to allow for, likewise."""
 
-ALLOCATOR_BYTES = 48 << 20
+USUAL_PAGE_BYTES = 5 << 18
+"""A page that any writer may make, whatever its first one was (that of a dictionary is smaller)."""
+
+PAGE_MARGIN = 64 << 10
+"""Added to twice the dictionary that was seen."""
+
+ALLOCATOR_BYTES = 20 << 20
 """What the allocators keep for each thread that reads, measured beside what Arrow asks for."""
 
 _KEPT_METADATA = 4
@@ -130,6 +137,7 @@ class ParquetSource:
         self._footers = footers
         self._edges = footers.edges
         self._specs: dict[str, ColumnSpec] = {}
+        self._page_sizes: dict[str, PageSizes] = {}
         self._coders: dict[str, CategoryCoder] = {}
         self._renew()
 
@@ -354,13 +362,31 @@ class ParquetSource:
         for name in dict.fromkeys(columns):
             spec, footer = self.schema(name), self._footers.columns[name]
             # The buffer of the file, a page as stored and decompressed, a decoded dictionary.
-            page = PAGE_BYTES if self._footers.small_pages else footer.decoded_bytes
+            page, dictionary = self._pages(name)
             total += BUFFER_BYTES + min(footer.stored_bytes, page)
-            total += min(footer.decoded_bytes, page) + min(footer.decoded_bytes, DICTIONARY_BYTES)
+            total += min(footer.decoded_bytes, page) + min(footer.decoded_bytes, dictionary)
             # A batch, the one that is being built, and the temporary of a conversion.
             total += 3 * batch_rows * max(spec.row_bytes, 8)
             total += chunk_rows * spec.row_bytes
         return total
+
+    def _pages(self, name: str) -> PageSizes:
+        """The largest page and dictionary of a column to allow for."""
+        found = self._page_sizes.get(name)
+        if found is None:
+            footer = self._footers.columns[name]
+            # Seen in the largest column chunk: others of the same writer are of the same size.
+            sizes = page_sizes(*footer.largest) if footer.largest is not None else None
+            if sizes is not None:
+                found = PageSizes(
+                    max(2 * sizes.page, USUAL_PAGE_BYTES), 2 * sizes.dictionary + PAGE_MARGIN
+                )
+            elif self._footers.small_pages:
+                found = PageSizes(PAGE_BYTES, DICTIONARY_BYTES)
+            else:
+                found = PageSizes(footer.decoded_bytes, DICTIONARY_BYTES)
+            self._page_sizes[name] = found
+        return found
 
     def stored_bytes(self) -> int:
         """Return the bytes of all files."""

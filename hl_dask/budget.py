@@ -23,7 +23,7 @@ CHUNK_BLOCKS = 1
 """Blocks of a chunk by default: some 130,000 rows, half a second."""
 STEP_BYTES = 900
 """Python objects that binding one step to memory takes, for a full and for a short block."""
-SLACK_BYTES = 48 * 2**20
+SLACK_BYTES = 24 * 2**20
 """Thread stacks, the allocators' reserves and modules imported on the way."""
 
 

@@ -1,5 +1,6 @@
 """The benchmark harness on tiny inputs: it runs, agrees with its peers, and keeps its form."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import _measure, _portfolio, basic_term, recording
+from benchmarks import _measure, _portfolio, basic_term, memory, recording
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = [
@@ -116,11 +117,31 @@ def test_random_policies_are_within_bounds_and_distinct():
     assert len(np.unique(columns["sum_assured"])) == 5000
 
 
+def test_memory_has_a_cell_for_every_size_and_budget(tmp_path):
+    file = tmp_path / "out.json"
+    done = benchmarks("memory", "--rows", "400,900", "--memory", "600MB,1GB", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    cells = json.loads(file.read_text())
+    assert [(c["engine"], c["rows"]) for c in cells] == [
+        (f"hl_dask {budget}", rows) for rows in (400, 900) for budget in ("600MB", "1GB")
+    ]
+    assert all(c["peak_mb"] <= c["projected_mb"] for c in cells)
+    assert "projected / measured" not in done.stdout.replace("projected / measured is 1", "")
+
+
+def test_a_broken_promise_is_told():
+    good = _measure.Row("hl_dask 1GB", 10, 1, 0, None, 0, 0, 0, 100.0, 1.0, None, 140.0)
+    above = dataclasses.replace(good, projected_mb=99.0)
+    far = dataclasses.replace(good, projected_mb=160.0)
+    assert memory.broken_promises([good]) == []
+    assert len(memory.broken_promises([above, good, far])) == 2
+
+
 def test_peak_memory_sees_what_has_been_freed():
-    with _measure.PeakMemory() as memory:
+    with _measure.PeakMemory() as peak:
         block = np.ones(8_000_000)
         del block
-    assert memory.above_mb >= 50
+    assert peak.above_mb >= 50
 
 
 def test_the_generated_model_has_a_hundred_formulas():
