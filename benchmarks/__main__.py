@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from benchmarks import _measure, basic_term, memory, parquet, recording
+from benchmarks import _measure, basic_term, cluster, memory, parquet, recording
 
 
 class _Listed(click.ParamType):
@@ -67,6 +67,18 @@ def basic_term_command(
 def recording_command(repeat: int, json_file: str | None) -> None:
     """Time trace and plan: BasicTerm_ME, and 1,200 months of 100 generated formulas."""
     _measure.report(recording.run(repeat), json_file)
+
+
+@main.command("cluster")
+@click.option("--rows", type=_Listed(_size), default="1000000", show_default=True)
+@_repeat
+@_json
+def cluster_command(rows: Sequence[int], repeat: int, json_file: str | None) -> None:
+    """Local worker processes against threads: seconds, overhead for each chunk, bits."""
+    measured = cluster.run(rows, repeat)
+    _measure.report(measured, json_file)
+    for line in cluster.overheads(measured):
+        click.echo(line)
 
 
 @main.command("memory")

@@ -44,23 +44,29 @@ class BasicTermME(hl.Model):
 
     # What is reported: the totals of each month, and the present value of each policy.
 
+    @hl.rollup("first")
     def pols_if(self, t):
         return self.pols_if_at(t, "BEF_MAT")
 
+    @hl.rollup("sum")
     def premiums(self, t):
         return self.premium_pp() * self.pols_if_at(t, "BEF_DECR")
 
+    @hl.rollup("sum")
     def claims(self, t):
         return self.claim_pp(t) * self.pols_death(t)
 
+    @hl.rollup("sum")
     def expenses(self, t):
         acquisition = self.expense_acq * self.pols_new_biz(t)
         maintenance = self.expense_maint / 12 * self.inflation_factor(t)
         return acquisition + maintenance * self.pols_if_at(t, "BEF_DECR")
 
+    @hl.rollup("sum")
     def commissions(self, t):
         return (self.duration(t) == 0) * self.premiums(t)
 
+    @hl.rollup("sum")
     def net_cf(self, t):
         return self.premiums(t) - self.claims(t) - self.expenses(t) - self.commissions(t)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
@@ -36,6 +37,24 @@ def progress_bar(out: TextIO) -> Iterator[None]:
 def visualize(collection: Any, filename: str, **options: Any) -> Any:
     """Draw the graph of a collection; needs graphviz."""
     return dask.visualize(collection, filename=filename, **options)  # type: ignore[attr-defined]
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep the arrays that a kernel frees for those that it makes next.
+
+    The nanny of a worker tells the C library to give freed memory back at once, which is right
+    for large results that come and go. A kernel makes and frees the same arrays of about a
+    megabyte thousands of times a second, and getting their pages anew takes as long as filling
+    them. Where the C library is not glibc this does nothing.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+            mallopt(option, KEPT_BYTES)
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 32 << 20
 
 
 def cpu_features() -> str:

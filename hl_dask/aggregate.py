@@ -110,6 +110,10 @@ class Tree:
             raise ValueError(msg)
         return self.nodes[key]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the functions: those of the user's aggregates may be unknown where this arrives.
+        return Tree, (self.n_blocks, {}, self.nodes)
+
     def _put(self, level: int, index: int, partial: Partial) -> None:
         while (1 << level) < self.n_blocks:
             sibling = index ^ 1
@@ -138,11 +142,19 @@ class Tree:
         return out
 
 
-def merge_trees(trees: Iterable[Tree]) -> Tree:
-    """Merge trees over the same blocks into a new one; the inputs stay as they are."""
+def merge_trees(
+    trees: Iterable[Tree], combine: Mapping[str, Callable[[Any, Any], Any]] | None = None
+) -> Tree:
+    """Merge trees over the same blocks into a new one; the inputs stay as they are.
+
+    Parameters
+    ----------
+    combine : mapping of str to callable, optional
+        How partials are combined, for trees that have been sent, which goes without functions.
+    """
     iterator = iter(trees)
     first = next(iterator)
-    merged = Tree(first.n_blocks, first.combine, dict(first.nodes))
+    merged = Tree(first.n_blocks, combine or first.combine, dict(first.nodes))
     for tree in iterator:
         merged.merge(tree)
     return merged

@@ -76,9 +76,19 @@ def processors() -> int:
 
 
 def estimate(
-    program: Program, points: ModelPoints | None, blocks: Blocks, workers: int
+    program: Program,
+    points: ModelPoints | None,
+    blocks: Blocks,
+    workers: int,
+    base_bytes: int | None = None,
 ) -> MemoryEstimate:
-    """Projected peak of a pass; see :class:`~hl_dask.plan.MemoryEstimate`."""
+    """Projected peak of a pass in one process; see :class:`~hl_dask.plan.MemoryEstimate`.
+
+    Parameters
+    ----------
+    base_bytes : int, optional
+        Resident before the run; what this process has by default.
+    """
     block_rows = min(blocks.block_rows, blocks.rows)
     threads = min(workers, blocks.n_chunks)
     read = 0
@@ -98,7 +108,10 @@ def estimate(
     partials += 2 * (program.partial_bytes(blocks.rows) - program.partial_bytes(0))
     tasks = 1500 * blocks.n_chunks
     return MemoryEstimate(
-        resident_bytes() + SLACK_BYTES, read * threads, work * threads, partials + tasks
+        (resident_bytes() if base_bytes is None else base_bytes) + SLACK_BYTES,
+        read * threads,
+        work * threads,
+        partials + tasks,
     )
 
 
@@ -111,6 +124,7 @@ def fit(
     memory: int | str | None,
     most_workers: int,
     chunk_blocks: int | None,
+    base_bytes: int | None = None,
 ) -> tuple[Blocks, int, MemoryEstimate, int]:
     """Chunk size, threads and projected peak that stay within the memory allowed.
 
@@ -122,6 +136,8 @@ def fit(
         Threads, if they fit.
     chunk_blocks : int or None
         Blocks of a chunk; chosen to fit by default.
+    base_bytes : int, optional
+        Resident before the run; what this process has by default.
 
     Raises
     ------
@@ -133,7 +149,7 @@ def fit(
     for workers in _halves(most_workers):
         for size in chunks:
             blocks = Blocks(rows, block_rows, size)
-            projected = estimate(program, points, blocks, workers)
+            projected = estimate(program, points, blocks, workers, base_bytes)
             if projected.total_bytes <= allowed:
                 return blocks, workers, projected, allowed
     raise _too_small(program, projected, allowed, in_memory=points is None or points.in_memory)

@@ -1,69 +1,222 @@
-"""Running one chunk: read its columns, run its blocks, return its part of the tree."""
+"""Running one chunk: get its columns, run its blocks, return its part of the tree.
+
+A :class:`ChunkRunner` is the one node of a graph that knows the program. It travels as bytes with
+their digest, and nobody unpacks them but the process that runs the first chunk: the scheduler hands
+them on, and the threads of a worker, or two workers in one process, share what was unpacked. Each
+thread has its own :class:`~hl_dask.kernel.Machine`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import threading
-from dataclasses import dataclass
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from hl_dask._dask_compat import keep_freed_memory
 from hl_dask.aggregate import Tree
 from hl_dask.blocks import Blocks
+from hl_dask.declared import JoinedPoints
 from hl_dask.errors import HlDaskError
 from hl_dask.kernel import Machine
+from hl_dask.parcel import Job, Parcel, pack, unpack
 from hl_dask.points import ModelPoints
 from hl_dask.program import Program
 
 
 @dataclass(slots=True)
-class ChunkRunner:
-    """Runs chunks; one machine for each thread that does.
+class ChunkRows:
+    """The rows of a chunk that are in memory: a view here, a copy of these rows elsewhere.
 
     Attributes
     ----------
-    errstate : dict
-        How NumPy treats floating-point errors, as in :func:`numpy.errstate`.
+    points : ModelPoints or dict of str to ndarray
+        Where the rows are, or the rows themselves after a journey.
     """
 
-    program: Program
-    points: ModelPoints | None
-    blocks: Blocks
-    errstate: dict[str, Any]
-    machines: list[Machine]
-    lock: Any
+    points: Any
+    start: int
+    stop: int
+    names: tuple[str, ...]
 
-    @classmethod
-    def make(
-        cls, program: Program, points: ModelPoints | None, blocks: Blocks, errstate: dict[str, Any]
-    ) -> ChunkRunner:
-        """A runner without machines; threads make theirs when they first need one."""
-        return cls(program, points, blocks, errstate, [], threading.Lock())
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns, shape (stop - start, ...)."""
+        if isinstance(self.points, dict):
+            return self.points
+        return self.points.read(self.start, self.stop, self.names)  # type: ignore[no-any-return]
 
-    def __call__(self, chunk: int) -> Tree:
-        """Partials of a chunk, as nodes of the tree over blocks."""
-        machine = self._take()
-        try:
-            with np.errstate(**self.errstate):
-                return self._run(machine, chunk)
-        finally:
-            with self.lock:
-                self.machines.append(machine)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChunkRows, (self.columns, self.start, self.stop, self.names)
+
+
+@dataclass(slots=True, weakref_slot=True)
+class _Bench:
+    """What the threads of a process share that run chunks of one job.
+
+    Attributes
+    ----------
+    places : context manager
+        One for each chunk that may be worked on at once.
+    """
+
+    job: Job
+    machines: list[Machine] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
+    places: Any = field(default_factory=contextlib.nullcontext)
+
+    def __post_init__(self) -> None:
+        if self.job.at_once is not None:
+            self.places = threading.BoundedSemaphore(self.job.at_once)
+
+    @contextlib.contextmanager
+    def machine(self) -> Iterator[Machine]:
+        """A machine that no other thread has, as soon as there is a place."""
+        with self.places:
+            machine = self._take()
+            try:
+                yield machine
+            finally:
+                with self.lock:
+                    self.machines.append(machine)
 
     def _take(self) -> Machine:
         with self.lock:
             if self.machines:
                 return self.machines.pop()
-        return Machine(self.program, min(self.blocks.block_rows, self.blocks.rows))
+        blocks = self.job.blocks
+        return Machine(self.job.program, min(blocks.block_rows, blocks.rows))
 
-    def _run(self, machine: Machine, chunk: int) -> Tree:
+
+_BENCHES: weakref.WeakValueDictionary[str, _Bench] = weakref.WeakValueDictionary()
+_LOADING = threading.Lock()
+
+
+def load(parcel: Parcel) -> _Bench:
+    """What a parcel holds, unpacked once in each process for as long as somebody works with it.
+
+    Raises
+    ------
+    SchedulerError
+        When this process is not like the one that packed it.
+    """
+    with _LOADING:
+        bench = _BENCHES.get(parcel.digest)
+        if bench is None:
+            if "distributed.nanny" in sys.modules or "distributed.worker" in sys.modules:
+                keep_freed_memory()
+            bench = _BENCHES[parcel.digest] = _Bench(unpack(parcel))
+        return bench
+
+
+class ChunkRunner:
+    """Runs chunks.
+
+    Parameters
+    ----------
+    bench : object, optional
+        The job with its machines, in the process that made it.
+    parcel : Parcel, optional
+        The job as bytes, in all others.
+    """
+
+    __slots__ = ("_bench", "_held", "_parcel", "_points")
+
+    def __init__(self, bench: _Bench | None, parcel: Parcel | None = None) -> None:
+        self._bench = bench
+        self._parcel = parcel
+        self._points: ModelPoints | None = None
+        self._held: tuple[str, ...] = ()
+
+    @classmethod
+    def make(
+        cls,
+        program: Program,
+        points: ModelPoints | None,
+        blocks: Blocks,
+        errstate: dict[str, Any],
+        at_once: int | None = None,
+    ) -> ChunkRunner:
+        """A runner without machines; threads make theirs when they first need one.
+
+        Parameters
+        ----------
+        errstate : dict
+            How NumPy treats floating-point errors, as in :func:`numpy.errstate`.
+        at_once : int, optional
+            Chunks that a process may work on at once; as many as it has threads by default.
+        """
+        held, elsewhere = split_held(points, program.columns)
+        runner = cls(_Bench(Job(program, elsewhere, blocks, errstate, at_once)))
+        runner._points, runner._held = points, held
+        return runner
+
+    @property
+    def _work(self) -> _Bench:
+        if self._bench is None:
+            assert self._parcel is not None
+            self._bench = load(self._parcel)
+        return self._bench
+
+    @property
+    def program(self) -> Program:
+        """What is run on each block."""
+        return self._work.job.program
+
+    @property
+    def blocks(self) -> Blocks:
+        """How the rows are cut."""
+        return self._work.job.blocks
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the rows in memory that have to be sent to workers."""
+        if self._points is None or not self._held:
+            return 0
+        return self._points.nbytes_per_row(self._held) * self._points.rows
+
+    @property
+    def parcel(self) -> Parcel:
+        """The job as bytes, packed once."""
+        if self._parcel is None:
+            self._parcel = pack(self._work.job)
+        return self._parcel
+
+    def rows_of(self, chunk: int) -> ChunkRows | None:
+        """The rows of a chunk for its task; None when a worker reads them from files."""
+        if self._points is None or not self._held:
+            return None
         start, stop = self.blocks.chunk(chunk)
-        columns: dict[str, Any] = {}
-        if self.points is not None and self.program.columns:
-            columns = self.points.read(start, stop, self.program.columns)
-        tree = Tree(self.blocks.n_blocks, self.program.combine)
-        for block in self.blocks.blocks_of(chunk):
-            first, last = self.blocks.block(block)
+        return ChunkRows(self._points, start, stop, self._held)
+
+    def read(self, chunk: int, rows: ChunkRows | None = None) -> dict[str, Any]:
+        """The columns of a chunk that the program reads, those in memory from ``rows``."""
+        job = self._work.job
+        columns = dict(rows.columns) if rows is not None else {}
+        rest = [name for name in job.program.columns if name not in columns]
+        if rest:
+            assert job.points is not None, f"rows of chunk {chunk} are missing: {rest}"
+            columns |= job.points.read(*job.blocks.chunk(chunk), rest)
+        return columns
+
+    def __call__(self, chunk: int, rows: ChunkRows | None = None) -> Tree:
+        """Partials of a chunk, as nodes of the tree over blocks."""
+        work = self._work
+        with work.machine() as machine, np.errstate(**work.job.errstate):
+            return self._run(machine, chunk, rows)
+
+    def _run(self, machine: Machine, chunk: int, rows: ChunkRows | None) -> Tree:
+        program, blocks = self.program, self.blocks
+        start, _ = blocks.chunk(chunk)
+        columns = self.read(chunk, rows)
+        tree = Tree(blocks.n_blocks, program.combine)
+        for block in blocks.blocks_of(chunk):
+            first, last = blocks.block(block)
             part = {k: v[first - start : last - start] for k, v in columns.items()}
             try:
                 tree.add(block, machine.run_block(part, last - first))
@@ -72,3 +225,24 @@ class ChunkRunner:
                 error.rows = f"{first:,} to {last - 1:,}, counted from the first of them"
                 raise
         return tree
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChunkRunner, (None, self.parcel)
+
+
+def split_held(
+    points: ModelPoints | None, columns: list[str]
+) -> tuple[tuple[str, ...], ModelPoints | None]:
+    """Which of some columns are in memory, and where to read the others."""
+    if points is None or not columns:
+        return (), None
+    if isinstance(points, JoinedPoints):
+        held, others = points.split_held(columns)
+    else:
+        held, others = (tuple(columns) if points.in_memory else ()), points
+    return held, None if len(held) == len(columns) else others
+
+
+def run_chunk(runner: ChunkRunner, chunk: int, rows: ChunkRows | None = None) -> Tree:
+    """A chunk task."""
+    return runner(chunk, rows)

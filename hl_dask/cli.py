@@ -20,10 +20,11 @@ import click
 from hl_dask import demo
 from hl_dask.budget import peak_bytes
 from hl_dask.errors import HlDaskError
+from hl_dask.labels import label_text
 from hl_dask.memory import parse_bytes
 from hl_dask.model import Model
 from hl_dask.points import ModelPoints
-from hl_dask.result import Result, label_text
+from hl_dask.result import Result
 from hl_dask.script import load_model, make_model, missing_assumption, parse_setting
 
 _MB = 1e6

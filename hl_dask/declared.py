@@ -164,6 +164,11 @@ class JoinedPoints(ModelPoints):
         own = [c for c in columns if c not in self._declared.columns]
         return own, [c for c in columns if c in self._declared.columns]
 
+    def split_held(self, columns: Sequence[str]) -> tuple[tuple[str, ...], ModelPoints]:
+        """Which of some columns are in memory, and where the others are."""
+        own, extra = self._split(columns)
+        return tuple([*extra, *own] if self._data.in_memory else extra), self._data
+
     def schema(self, column: str) -> ColumnSpec:
         """See :class:`~hl_dask.ModelPoints`."""
         source = self._declared if column in self._declared.columns else self._data

@@ -19,14 +19,15 @@ from hl_dask.errors import ModelError, OpaqueFormulaError
 from hl_dask.fingerprint import source_digest
 from hl_dask.formula import Formula
 from hl_dask.lazy import LazyResult
+from hl_dask.parcel import environment
 from hl_dask.plan import ActionPlan
 from hl_dask.planning import build_plan
 from hl_dask.points import ColumnSpec
 from hl_dask.record import Recording, Subject, record
 from hl_dask.replay import releases, replay_whole
-from hl_dask.report import Report, in_order
+from hl_dask.report import Report, in_order, summed
 from hl_dask.result import Result
-from hl_dask.run import Projection, RunStats, Settings, check_scheduler, environment
+from hl_dask.run import Projection, RunStats, Settings, check_scheduler
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Order:
         Rows of a block.
     state : hashable or None
         What a recording rests on, apart from the data; None when that cannot be told.
+    bind : callable
+        Puts the model behind the plan of a recording, so that the plan can be evaluated.
     """
 
     model: str
@@ -55,6 +58,7 @@ class Order:
     outputs: tuple[str, ...] | None
     block_rows: int
     state: Hashable | None
+    bind: Callable[[ActionPlan], ActionPlan]
 
     @property
     def rows(self) -> int:
@@ -86,16 +90,21 @@ def record_order(order: Order) -> Recorded:
     plan = build_plan(
         recording, order.model, order.outputs, order.block_rows, fingerprint, subject.points
     )
-    return Recorded(recording, plan, order.state, subject.formulas)
+    return Recorded(recording, order.bind(plan), order.state, subject.formulas)
+
+
+def same_model(recorded: Recorded, order: Order) -> bool:
+    """Whether formulas and assumptions are those of a recording."""
+    if order.state is None or recorded.state != order.state:
+        return False
+    mine, other = order.subject.formulas, recorded.formulas
+    # The class may have been made anew (cloudpickle does that), or a formula of it assigned.
+    return len(mine) == len(other) and all(a is b for a, b in zip(mine, other, strict=True))
 
 
 def still_holds(recorded: Recorded, order: Order) -> bool:
     """Whether a recording may be used for an order: nothing has changed that it has taken in."""
-    if order.state is None or recorded.state != order.state:
-        return False
-    mine, other = order.subject.formulas, recorded.formulas
-    if len(mine) != len(other) or any(a is not b for a, b in zip(mine, other, strict=True)):
-        # The class was made anew (cloudpickle does that) or a formula of it was assigned.
+    if not same_model(recorded, order):
         return False
     recording, points = recorded.recording, order.subject.points
     if recording.asked_rows and recording.rows != order.rows:
@@ -196,7 +205,8 @@ class Execution:
         stats.environment = environment()
         order = self.order
         reports = in_order(reports, order.subject.formulas)
-        result = Result(reports, order.proj_len, stats, self.plan, self.lazy)
+        sums = summed(order.subject.wanted)
+        result = Result(reports, order.proj_len, stats, self.plan, self.lazy, summed=sums)
         self._publish(result)
         return result
 

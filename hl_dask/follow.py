@@ -28,7 +28,7 @@ from hl_dask.report import (
 )
 from hl_dask.trace import RELEASED, Call, TraceSession, calls_differ, describe_owner
 from hl_dask.traced import Notes, TracedArray, TracedText, Tracer, is_traced, total_of_rows
-from hl_dask.values import ValueShape, value_shape
+from hl_dask.values import ValueShape, template_of, value_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class First:
         self.wanted = wanted
         self.proj_len = proj_len
         self.outputs: list[Output] = []
+        self.templates: dict[int, Any] = {}
 
     def finished(self, session: TraceSession, number: int) -> None:
         """A call has been evaluated."""
@@ -67,10 +68,12 @@ class First:
     def finish(self, session: TraceSession) -> list[ValueShape]:
         """Compact forms of all values; the values themselves are dropped."""
         shapes = []
-        for call in session.calls:
+        for number, call in enumerate(session.calls):
             value = call.value
             one = type(value) is TracedArray
             shapes.append((None, (value.node,)) if one else value_shape(value))
+            if not one:
+                self.templates[number] = template_of(value, [])
             call.value = None
         return shapes
 

@@ -45,6 +45,8 @@ class _Default:
 
 
 DEFAULT: Any = _Default()
+ROLLUPS = ("sum", "first", "last", "mean", "min", "max")
+"""What may become of the months of a period."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -106,7 +108,16 @@ def rollup(how: str | None) -> Callable[[F], F]:
     -------
     callable
         A decorator for a formula.
+
+    Raises
+    ------
+    ModelError
+        When it is none of these.
     """
+    if how is not None and how not in ROLLUPS:
+        shown = getattr(how, "__name__", repr(how))
+        msg = f"{shown} is no way to roll months up; the ways are {', '.join(ROLLUPS)} and None"
+        raise ModelError(msg, remedy='write @hl.rollup("sum") for a flow, @hl.rollup("last") ...')
 
     def decorate(method: F) -> F:
         method._hl_rollup = how  # type: ignore[attr-defined]

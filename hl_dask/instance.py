@@ -212,7 +212,11 @@ class Instance(metaclass=ModelType):
         if value is not None and not isinstance(value, ActionPlan):
             msg = f"a plan is an ActionPlan, got {type(value).__name__}"
             raise PlanError(msg, remedy="use ActionPlan.load(path)")
-        self.__dict__.update(_plan=value, _kept=None)
+        self.__dict__.update(_plan=None if value is None else self._bind(value), _kept=None)
+
+    def _bind(self, plan: ActionPlan) -> ActionPlan:
+        """A plan with this model behind it."""
+        return plan
 
     # ---- copies ------------------------------------------------------------------------------
 
@@ -243,6 +247,8 @@ class Instance(metaclass=ModelType):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _kept=None)
+        if self._plan is not None:
+            self.__dict__["_plan"] = self._bind(self._plan)
         self._clear()
 
     def _given(self) -> dict[str, Any]:

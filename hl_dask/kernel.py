@@ -230,6 +230,8 @@ class Machine:
             return run_opaque, (graph.values[node], args, out, graph.metas[node].axis)
         if op.name == "call":
             return _call_step(op.static, args, out)
+        if op.static is np.where and getattr(args[0], "dtype", None) == np.bool_:
+            return _where_step(args, out)
         if op.name == "rowwise":
             function: Any = op.static
             return _copying(function, tuple(args), {}, out)
@@ -275,6 +277,17 @@ def _ufunc_step(ufunc: Any, args: list[Any], out: Array) -> Step:
         # Their out argument must not be positional, lest it be taken for a third operand.
         return partial(ufunc, out=out), tuple(args)
     return ufunc, (*args, out)
+
+
+def _where_step(args: list[Any], out: Array) -> Step:
+    """``np.where`` into its register: without an array of its own, which has to be allocated."""
+    condition, chosen, other = args
+
+    def step() -> None:
+        np.copyto(out, other, casting="unsafe")
+        np.copyto(out, chosen, casting="unsafe", where=condition)
+
+    return step, ()
 
 
 def _call_step(static: Any, args: list[Any], out: Array) -> Step:

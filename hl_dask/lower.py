@@ -12,34 +12,36 @@ A chunk task reads the columns that the program reads, runs its blocks, and retu
 fixed tree that its blocks make up. Merge tasks put nodes together; which chunks meet in which merge
 does not matter for the numbers, because every addition belongs to a node of the tree over blocks.
 Nothing but partials passes between tasks.
+
+The program is one node of the graph, which all tasks read. Rows in memory are an argument of the
+chunk task that works on them, so that each worker of a cluster is sent its own and no others.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from dask.task_spec import Task, TaskRef
+from dask.task_spec import DataNode, Task, TaskRef
 
 from hl_dask.aggregate import Tree, merge_trees
-from hl_dask.chunks import ChunkRunner
+from hl_dask.chunks import ChunkRunner, run_chunk
 from hl_dask.kernel import unpack
-from hl_dask.program import Program
 
 MERGE = 8
 """Chunks (or merges) that one merge task takes in."""
 
 
-def merge(*trees: Tree) -> Tree:
+def merge(runner: ChunkRunner, *trees: Tree) -> Tree:
     """A merge task."""
-    return merge_trees(trees)
+    return merge_trees(trees, runner.program.combine)
 
 
-def finish(program: Program, tree: Tree) -> dict[int, Any]:
+def finish(runner: ChunkRunner, tree: Tree) -> dict[int, Any]:
     """The last task: values of the reductions over all rows."""
-    return unpack(program, tree.result())
+    return unpack(runner.program, tree.result())
 
 
-def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Task], str]:
+def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Any], str]:
     """The Dask graph of one pass over the rows.
 
     Parameters
@@ -54,11 +56,12 @@ def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Task], str]:
     (dict, key)
         Tasks by key, and the key whose value is the dict of reductions by node.
     """
-    graph: dict[Any, Task] = {}
+    model = f"model-{name}"
+    graph: dict[Any, Any] = {model: DataNode(model, runner)}
     level: list[Any] = []
     for chunk in range(runner.blocks.n_chunks):
         key = (f"chunk-{name}", chunk)
-        graph[key] = Task(key, runner, chunk)
+        graph[key] = Task(key, run_chunk, TaskRef(model), chunk, runner.rows_of(chunk))
         level.append(key)
     depth = 0
     while len(level) > 1:
@@ -66,9 +69,9 @@ def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Task], str]:
         for k in range(0, len(level), MERGE):
             merged = (f"merge-{name}", depth, k // MERGE)
             children = [TaskRef(child) for child in level[k : k + MERGE]]
-            graph[merged] = Task(merged, merge, *children)
+            graph[merged] = Task(merged, merge, TaskRef(model), *children)
             above.append(merged)
         level, depth = above, depth + 1
     total = f"total-{name}"
-    graph[total] = Task(total, finish, runner.program, TaskRef(level[0]))
+    graph[total] = Task(total, finish, TaskRef(model), TaskRef(level[0]))
     return graph, total

@@ -12,7 +12,8 @@ from hl_dask.blocks import BLOCK_ROWS
 from hl_dask.check import compare
 from hl_dask.declared import shared_fields
 from hl_dask.errors import ModelError, PlanError
-from hl_dask.execution import Execution, Order, check_count, record_order
+from hl_dask.evaluate import Evaluator, evaluator_of
+from hl_dask.execution import Execution, Order, check_count, record_order, same_model, still_holds
 from hl_dask.fingerprint import state_digest
 from hl_dask.formula import OWN_STATE, BoundFormula
 from hl_dask.instance import ABSENT, Instance
@@ -363,7 +364,21 @@ class Model(Instance, framework=True):
         digest = state_digest(cls, given, OWN_STATE)
         state = None if digest is None else (digest, proj_len, names)
         subject = self._subject(points, names, memory)
-        return Order(cls.__name__, subject, proj_len, names, block_rows, state)
+        return Order(cls.__name__, subject, proj_len, names, block_rows, state, self._bind)
+
+    def _bind(self, plan: ActionPlan) -> ActionPlan:
+        return plan.bound(self._evaluator)
+
+    def _evaluator(self, plan: ActionPlan) -> Evaluator:
+        """What evaluates a plan with the model as it is now; records when that is necessary."""
+        order = self._order(plan.proj_len, plan.outputs, plan.block_rows)
+        kept = self._kept
+        holds = same_model if order.subject.points is None else still_holds
+        if kept is None or not holds(kept, order):
+            kept = record_order(order)
+            if plan is self._plan:
+                self.__dict__["_kept"] = kept
+        return evaluator_of(kept.recording, order.subject, order.model, plan.block_rows)
 
 
 class LightModel(Model, framework=True):

@@ -217,6 +217,59 @@ class ActionPlan:
         """Bytes for each policy when every formula value is kept, as a plain run does."""
         return sum(info.row_bytes for info in self.calls)
 
+    # ---- evaluating it -----------------------------------------------------------------------
+
+    def bound(self, evaluator: Callable[[ActionPlan], Any]) -> ActionPlan:
+        """The same plan with a model behind it: ``evaluator(plan)`` gives what evaluates it."""
+        if self.__dict__.get("_evaluator") == evaluator:
+            return self
+        plan = replace(self)
+        plan.__dict__["_evaluator"] = evaluator
+        return plan
+
+    @property
+    def evaluate(self) -> Any:
+        """Evaluates formulas for each policy of a DataFrame, with the model as it is now.
+
+        ``plan.evaluate(frame, outputs=None, t=None, flat=False)`` gives a frame with the same
+        index; see :class:`hl_dask.evaluate.Evaluator`. What it evaluates is settled when it is
+        taken from the plan, and it can be sent to other processes:
+        ``ddf.map_partitions(plan.evaluate, meta=plan.meta(ddf))``.
+
+        Raises
+        ------
+        PlanError
+            When the plan has no model, because it was loaded from a file, copied or pickled.
+        OpaqueFormulaError, UnsupportedError
+            When values of a policy may depend on other policies.
+        """
+        evaluator = self.__dict__.get("_evaluator")
+        if evaluator is None:
+            msg = "the plan is a description without a model, so that there is nothing to evaluate"
+            raise PlanError(
+                msg, remedy="assign it to a model, model.plan = plan, and use model.plan.evaluate"
+            )
+        return evaluator(self)
+
+    def meta(
+        self,
+        like: Any = None,
+        outputs: str | Sequence[str] | None = None,
+        t: Any = None,
+        *,
+        flat: bool = False,
+    ) -> Any:
+        """The empty DataFrame that describes what :attr:`evaluate` gives, for Dask's ``meta=``.
+
+        Parameters
+        ----------
+        like : DataFrame or Dask DataFrame, optional
+            Gives the index.
+        outputs, t, flat
+            As for :attr:`evaluate`.
+        """
+        return self.evaluate.meta(like, outputs, t, flat=flat)
+
     # ---- looking at it -----------------------------------------------------------------------
 
     def to_frame(self) -> Any:
@@ -376,7 +429,13 @@ class ActionPlan:
 
     def with_blocks(self, block_rows: int) -> ActionPlan:
         """The same plan with another block size."""
-        return replace(self, block_rows=block_rows, _actions=[])
+        plan = replace(self, block_rows=block_rows, _actions=[])
+        evaluator = self.__dict__.get("_evaluator")
+        return plan if evaluator is None else plan.bound(evaluator)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The model stays where it is: a copy is a description, as a plan from a file is.
+        return {k: v for k, v in self.__dict__.items() if k != "_evaluator"}
 
 
 def _by_formula(calls: Sequence[str]) -> str:

@@ -158,7 +158,12 @@ def compile_program(
     order = schedule(real, table, size)
     last = last_use(order, reads)
     register, kinds = allocate(
-        order, reads, metas.__getitem__, lambda n: names[n] in SAFE_IN_PLACE, last
+        order,
+        reads,
+        metas.__getitem__,
+        # np.where is done in two steps, the first of which would destroy an operand.
+        lambda n: names[n] in SAFE_IN_PLACE and ops[n].static is not np.where,
+        last,
     )
     peak, where = peak_live(order, reads, size, last)
     slots, vectors, aggregates = _slots(graph, wanted)

@@ -67,6 +67,9 @@ class Recording:
         Formula calls, and their numbers in the order in which evaluations finish.
     nodes : list of tuple of int
         For each call, the graph nodes of its value.
+    templates : dict of int to object
+        What the value of a call is made of, where it is not one traced array; see
+        :func:`~hl_dask.values.template_of`.
     guards : list of (node, call)
         Portfolio values that formulas turned into Python values.
     assumed : dict
@@ -94,7 +97,9 @@ class Recording:
     schemas: dict[str, tuple[Any, tuple[int, ...], Any]]
     columns: tuple[str, ...]
     elapsed_s: float = 0.0
+    templates: dict[int, Any] = field(default_factory=dict, repr=False)
     programs: dict[tuple[int, ...], Any] = field(default_factory=dict, repr=False)
+    evaluator: Any = field(default=None, repr=False)
 
     def describe(self, owner: Any) -> str:
         """The formula call that an operation belongs to, as text."""
@@ -119,6 +124,8 @@ class Subject:
         Formulas to be evaluated and reported.
     most_rows : int or None
         Rows up to which a formula may be told their number, with which it makes whole arrays.
+    rows : int or None
+        Number of policies that formulas are told; that of ``points`` by default.
     """
 
     clone: Callable[[Any], Any]
@@ -127,6 +134,7 @@ class Subject:
     declared: dict[str, Any]
     wanted: Wanted
     most_rows: int | None = None
+    rows: int | None = None
 
 
 def record(
@@ -259,6 +267,7 @@ def _record(
         sample_rows=(len(first_rows), len(second_rows)),
         schemas=_schemas(subject.points, session),
         columns=subject.points.columns if subject.points is not None else (),
+        templates=first.templates,
     )
 
 
@@ -357,9 +366,10 @@ def _session(
     blind: bool = False,
 ) -> TraceSession:
     """What a trace on these rows is made with."""
+    rows = subject.points.rows if subject.points is not None else 1
     tracer = Tracer(
         graph,
-        rows=subject.points.rows if subject.points is not None else 1,
+        rows=rows if subject.rows is None else subject.rows,
         sample_rows=len(positions),
         frozen=frozen,
         assumed=assumed,

@@ -88,6 +88,13 @@ def unreported(formulas: Sequence[Formula], wanted: Wanted) -> Wanted:
     return Wanted(tuple(f for f in formulas if f.of_t and f not in wanted.aggregates), (), {})
 
 
+def summed(wanted: Wanted) -> frozenset[str]:
+    """Names of the formulas whose aggregate is a sum."""
+    return frozenset(
+        f.name for f, a in wanted.aggregates.items() if a is np.sum or isinstance(a, Sum)
+    )
+
+
 def check_proj_len(proj_len: Any) -> int:
     """The last time step as an int.
 

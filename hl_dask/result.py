@@ -15,12 +15,16 @@ import pyarrow.parquet as pq
 
 from hl_dask.errors import ModelError, UnsupportedError
 from hl_dask.formula import DEFAULT, Formula
+from hl_dask.labels import flat_columns, label_text
 from hl_dask.memory import size_text
 from hl_dask.periods import roll_up
 from hl_dask.plan import ActionPlan
 from hl_dask.report import Report, by_call
 from hl_dask.run import RunStats
-from hl_dask.storage import write_whole
+from hl_dask.storage import write_together, write_whole
+
+EXCEL_ROWS, EXCEL_COLUMNS = 1_048_576, 16_384
+"""What a sheet can hold."""
 
 
 def tabulate(reports: Iterable[Report], proj_len: int) -> tuple[pd.DataFrame, dict[Any, Any]]:
@@ -87,17 +91,18 @@ def tabulate_values(values: Mapping[Formula, Mapping[tuple[Any, ...], Any]]) -> 
     return frame
 
 
-def label_text(label: Any) -> str:
-    """A column as one text: ``pols_if``, or ``pols_if_at[BEF_DECR]`` for one with arguments."""
-    if not isinstance(label, tuple):
-        return str(label)
-    parts = [str(part) for part in label[1:] if not (isinstance(part, str) and part == "")]
-    return f"{label[0]}[{', '.join(parts)}]" if parts else str(label[0])
-
-
-def _json_number(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """A reported value as Python has it: numbers, texts, lists of them."""
     plain = value.item() if isinstance(value, np.generic) else value
+    if isinstance(plain, np.ndarray):
+        return plain.tolist()
     return plain if isinstance(plain, (bool, int, float, str)) else str(plain)
+
+
+def _json_plain(value: Any) -> Any:
+    """A value for JSON, which has no NaN and no infinity: they go as texts."""
+    plain = _plain(value)
+    return repr(plain) if isinstance(plain, float) and not np.isfinite(plain) else plain
 
 
 class Drawable(Protocol):
@@ -123,6 +128,8 @@ class Result:
         The action list that was replayed.
     graph : callable, optional
         ``graph()`` prepares the run again, for drawing.
+    summed : frozenset of str
+        Formulas whose aggregate is a sum.
 
     Attributes
     ----------
@@ -150,11 +157,14 @@ class Result:
         stats: RunStats,
         plan: ActionPlan,
         graph: Callable[[], Drawable] | None = None,
+        *,
+        summed: frozenset[str] = frozenset(),
     ) -> None:
         self.df_agg, self.values = tabulate(reports, proj_len)
         self._rollups = {
             f.name: f.rollup for f, _, _ in reports if f.rollup is not DEFAULT and "t" in f.params
         }
+        self._summed = summed
         self.reports = reports
         self.cache_agg = by_call(reports)
         self.proj_len = proj_len
@@ -209,7 +219,8 @@ class Result:
             By default what :func:`~hl_dask.rollup` declares.
         default : str or None, optional
             For formulas of which nothing is said; they are an error by default, because a stock
-            that is summed looks like a number.
+            that is summed looks like a number. ``"sum"`` holds for those that are sums over the
+            policies, and not for ratios, rates, largest values and the like.
         start : int
             Months of the first period that lie before t = 0: with 3 a projection from the end of
             March is cut into calendar years.
@@ -219,7 +230,8 @@ class Result:
         Returns
         -------
         DataFrame
-            A row for each period from 0; the first and the last may have fewer months.
+            A row for each period from 0; the first and the last may have fewer months. NaN in a
+            month that counts makes NaN of the period.
 
         Raises
         ------
@@ -235,14 +247,37 @@ class Result:
             raise ModelError(msg, remedy=f"these are: {', '.join(map(str, self.df_agg.columns))}")
         if default != "required":
             known = {**dict.fromkeys(formulas, default), **known}
+            if default == "sum":
+                self._check_sums(formulas.difference(self._rollups, how or {}))
         return roll_up(self.df_agg, known, months, start=start, name=name)
+
+    def _check_sums(self, formulas: set[Any]) -> None:
+        """Refuse to add up months of what is not even added up over the policies."""
+        by_policy = {c.formula for c in self.plan.calls if c.reported and c.kind == "per-point"}
+        others = sorted(formulas - (self._summed & by_policy))
+        if others:
+            msg = (
+                'default="sum" is for sums over the policies; these are rates, ratios, totals that '
+                "were worked with, or other aggregates"
+            )
+            raise ModelError(
+                msg,
+                formula=", ".join(others),
+                remedy=f'say what becomes of their months: how={{"{others[0]}": "last"}}, or None '
+                "to leave them out",
+            )
 
     # ---- to pandas and to files --------------------------------------------------------------
 
     def to_pandas(self) -> pd.DataFrame:
-        """The totals by t, with what has no t and how the run was made in ``attrs``."""
+        """The totals by t: a copy, with what has no t and how the run was made in ``attrs``.
+
+        ``attrs["values"]`` has :attr:`values` by text, ``pv_claims`` or ``pv_claims[death]``, as
+        plain Python numbers and lists, so that frames can still be concatenated and written.
+        """
         frame = self.df_agg.copy()
-        frame.attrs.update(self._origin(), values=dict(self.values))
+        values = {label_text(name): _plain(value) for name, value in self.values.items()}
+        frame.attrs.update(self._origin(), values=values)
         return frame
 
     def _origin(self) -> dict[str, Any]:
@@ -257,7 +292,7 @@ class Result:
     def _flat(self) -> pd.DataFrame:
         """The totals by t with one text for each column: ``pols_if_at[BEF_DECR]``."""
         frame = self.df_agg.copy()
-        frame.columns = pd.Index([label_text(column) for column in frame.columns])
+        frame.columns = flat_columns(frame.columns)
         return frame
 
     def _values_frame(self) -> pd.DataFrame:
@@ -271,8 +306,9 @@ class Result:
     def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the totals by t as Parquet.
 
-        What has no t, the model and the versions are in the schema's metadata, as JSON under the
-        key ``hl_dask``. The file gets its name when it is complete.
+        Columns have one text each, see :func:`hl_dask.labels.split_columns` for the way back. What
+        has no t, the model and the versions are in the schema's metadata, as JSON under the key
+        ``hl_dask``. The file gets its name when it is complete.
 
         Raises
         ------
@@ -281,9 +317,13 @@ class Result:
         """
         values = self._values_frame()
         described = self._origin() | {
-            "values": dict(zip(values["name"], map(_json_number, values["value"]), strict=True))
+            "values": dict(zip(values["name"], map(_json_plain, values["value"]), strict=True))
         }
-        table = pa.Table.from_pandas(self._flat().reset_index(), preserve_index=False)
+        try:
+            table = pa.Table.from_pandas(self._flat().reset_index(), preserve_index=False)
+        except pa.ArrowException as error:
+            msg = f"a total is of a kind that Parquet files do not have: {error}"
+            raise UnsupportedError(msg, remedy="let aggregates give numbers or texts") from error
         metadata = {**(table.schema.metadata or {}), b"hl_dask": json.dumps(described).encode()}
         table = table.replace_schema_metadata(metadata)
         return write_whole(path, lambda file: pq.write_table(table, file), overwrite=overwrite)
@@ -291,18 +331,30 @@ class Result:
     def to_csv(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the totals by t as CSV, in full precision.
 
-        What has no t goes into a second file, ``NAME.values.csv``, if there is such a thing.
+        What has no t goes into a second file, ``NAME.values.csv``, if there is such a thing; if
+        there is not, a file of that name is removed, or an error unless ``overwrite`` is set. To
+        read numbers back to the last bit, ``pandas.read_csv`` needs
+        ``float_precision="round_trip"``.
 
         Raises
         ------
         StorageError
             When a file exists and ``overwrite`` is not set, or it cannot be written.
         """
-        final, values = Path(path), self._values_frame()
-        if len(values):
-            beside = final.with_name(f"{final.stem}.values{final.suffix}")
-            write_whole(beside, lambda file: values.to_csv(file, index=False), overwrite=overwrite)
-        return write_whole(final, lambda file: self._flat().to_csv(file), overwrite=overwrite)
+        final, values, totals = Path(path), self._values_frame(), self._flat()
+        beside = final.with_name(f"{final.stem}.values{final.suffix}")
+
+        def write_values(file: Path) -> None:
+            values.to_csv(file, index=False, na_rep="nan")
+
+        written = write_together(
+            {
+                beside: write_values if len(values) else None,
+                final: lambda file: totals.to_csv(file, na_rep="nan"),
+            },
+            overwrite=overwrite,
+        )
+        return written[1]
 
     def to_excel(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write an Excel workbook with sheets for totals by t, for what has no t, and for the run.
@@ -312,11 +364,18 @@ class Result:
         StorageError
             When the file exists and ``overwrite`` is not set, or it cannot be written.
         UnsupportedError
-            When openpyxl is not installed.
+            When openpyxl is not installed, or a sheet cannot hold so many rows or columns.
         """
         if importlib.util.find_spec("openpyxl") is None:
             msg = "writing Excel files needs openpyxl, which is not installed"
             raise UnsupportedError(msg, remedy="install it: pip install 'hl-dask[excel]'")
+        totals, values = self._flat(), self._values_frame()
+        if totals.shape[0] >= EXCEL_ROWS or totals.shape[1] >= EXCEL_COLUMNS:
+            msg = (
+                f"the totals have {totals.shape[0]:,} rows and {totals.shape[1]:,} columns; "
+                f"a sheet holds {EXCEL_ROWS:,} and {EXCEL_COLUMNS:,}"
+            )
+            raise UnsupportedError(msg, remedy="use to_parquet or to_csv")
         origin = pd.Series(
             {
                 k: v if isinstance(v, (str, int)) else json.dumps(v)
@@ -326,8 +385,8 @@ class Result:
 
         def write(file: Path) -> None:
             with pd.ExcelWriter(file, engine="openpyxl") as book:
-                self._flat().to_excel(book, sheet_name="by t")
-                self._values_frame().to_excel(book, sheet_name="values", index=False)
+                totals.to_excel(book, sheet_name="by t", na_rep="nan")
+                values.to_excel(book, sheet_name="values", index=False, na_rep="nan")
                 origin.to_frame("run").to_excel(book, sheet_name="run")
 
         return write_whole(path, write, overwrite=overwrite)

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from hl_dask._dask_compat import VERSION, cpu_features, progress_bar, run_here, run_threads
+from hl_dask._dask_compat import progress_bar, run_here, run_threads
 from hl_dask.budget import fit, peak_bytes, processors
 from hl_dask.chunks import ChunkRunner
+from hl_dask.cluster import client_of, is_address, is_client, run_on, worker_peaks, workers_of
 from hl_dask.errors import SchedulerError, UnsupportedError
 from hl_dask.kernel import evaluate_global
 from hl_dask.lower import lower
-from hl_dask.memory import MemoryEstimate
+from hl_dask.memory import MemoryEstimate, parse_bytes
 from hl_dask.planning import program_of, reductions_of, roots_of
 from hl_dask.points import ModelPoints
 from hl_dask.record import Recording
@@ -44,8 +45,9 @@ class Settings:
     memory : int or str or None
         Total resident memory that the run may reach; by default what is resident now and half of
         what machine or cgroup has free.
-    scheduler : str or None
-        ``threads`` (default) or ``synchronous``.
+    scheduler : str, Client or None
+        ``threads``, ``synchronous``, ``distributed``, a client or the address of a scheduler; by
+        default the active client, or else threads.
     workers : int or None
         Threads; by default one for each processor.
     chunk_blocks : int or None
@@ -55,7 +57,7 @@ class Settings:
     """
 
     memory: int | str | None = None
-    scheduler: str | None = None
+    scheduler: Any = None
     workers: int | None = None
     chunk_blocks: int | None = None
     progress: bool | None = None
@@ -72,7 +74,10 @@ class RunStats:
     passes : int
         Passes over the rows.
     projected_bytes, measured_bytes, allowed_bytes : int
-        Projected and measured peak of resident memory of the process, and what was allowed.
+        Projected and measured peak of resident memory of the process, and what was allowed; on a
+        cluster of the worker with the highest peak.
+    worker_peaks : dict of str to int
+        On a cluster, the highest resident memory of each worker by address.
     """
 
     rows: int = 0
@@ -91,6 +96,7 @@ class RunStats:
     allowed_bytes: int = 0
     estimate: MemoryEstimate | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    worker_peaks: dict[str, int] = field(default_factory=dict)
 
 
 # ---- schedulers ------------------------------------------------------------------------------
@@ -106,7 +112,9 @@ def check_scheduler(scheduler: Any) -> None:
     ------
     SchedulerError
     """
-    if scheduler in SYNCHRONOUS or scheduler in THREADS:
+    if is_client(scheduler) or is_address(scheduler):
+        return
+    if scheduler in (*SYNCHRONOUS, *THREADS, "distributed"):
         return
     if scheduler in ("processes", "multiprocessing"):
         msg = (
@@ -118,13 +126,15 @@ def check_scheduler(scheduler: Any) -> None:
             remedy="use scheduler='threads' (NumPy runs in parallel on threads)",
         )
     msg = f"scheduler={scheduler!r} is not known"
-    raise SchedulerError(msg, remedy="use 'threads' or 'synchronous'")
+    raise SchedulerError(
+        msg,
+        remedy="use 'threads', 'synchronous', 'distributed', a dask Client or the address of a "
+        "scheduler",
+    )
 
 
 @contextlib.contextmanager
-def _progress(show: bool | None) -> Iterator[None]:
-    if show is None:
-        show = bool(getattr(sys.stderr, "isatty", lambda: False)())
+def _progress(show: bool) -> Iterator[None]:
     if not show:
         yield
         return
@@ -187,8 +197,14 @@ class Projection:
         """Reductions that are needed and not known."""
         return [n for n in reductions_of(self.recording) if n not in self.known]
 
-    def prepare(self) -> tuple[dict[Any, Any], str] | None:
-        """The Dask graph of the next pass, within the memory allowed; None if nothing is left."""
+    def prepare(self, client: Any = None) -> tuple[dict[Any, Any], str] | None:
+        """The Dask graph of the next pass, within the memory allowed; None if nothing is left.
+
+        Parameters
+        ----------
+        client : Client, optional
+            Whose workers will compute it; this process by default.
+        """
         missing = self.missing()
         if not missing:
             return None
@@ -196,20 +212,34 @@ class Projection:
         program = program_of(self.recording, missing)
         settings = self.settings
         most = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
+        memory, base_bytes = settings.memory, None
+        if client is not None:
+            workers_there = workers_of(client)
+            most = min(settings.workers or workers_there.threads, workers_there.threads)
+            base_bytes = workers_there.base_bytes
+            # What is allowed is for all workers together.
+            memory = (
+                workers_there.limit_bytes
+                if memory is None
+                else parse_bytes(memory) // workers_there.number
+            )
         blocks, workers, projected, allowed = fit(
             program,
             self.points,
             self.rows,
             self.block_rows,
-            memory=settings.memory,
+            memory=memory,
             most_workers=most,
             chunk_blocks=settings.chunk_blocks,
+            base_bytes=base_bytes,
         )
-        runner = ChunkRunner.make(program, self.points, blocks, floating_errors())
+        at_once = workers if client is not None else None
+        runner = ChunkRunner.make(program, self.points, blocks, floating_errors(), at_once)
         graph, key = lower(runner, uuid.uuid4().hex[:12])
         stats = self.stats
         stats.workers, stats.estimate, stats.allowed_bytes = workers, projected, allowed
-        stats.projected_bytes = max(stats.projected_bytes, projected.total_bytes, peak_bytes())
+        so_far = peak_bytes() if client is None else 0
+        stats.projected_bytes = max(stats.projected_bytes, projected.total_bytes, so_far)
         stats.chunk_rows, stats.n_blocks, stats.n_chunks = (
             blocks.chunk_rows,
             blocks.n_blocks,
@@ -220,24 +250,35 @@ class Projection:
 
     def one_pass(self) -> bool:
         """Compute what is missing; False when nothing was."""
-        prepared = self.prepare()
-        if prepared is None:
-            return False
-        graph, key = prepared
-        started = time.perf_counter()
-        try:
-            with _progress(self.settings.progress):
-                if self.settings.scheduler in SYNCHRONOUS:
-                    values = run_here(graph, key)
-                else:
-                    values = run_threads(graph, key, self.stats.workers)
-        finally:
-            if self.points is not None:
-                self.points.release()
-        self.take_in(values)
-        self.stats.measured_bytes = peak_bytes()
-        self.stats.replay_s += time.perf_counter() - started
-        return True
+        with client_of(self.settings.scheduler) as client:
+            prepared = self.prepare(client)
+            if prepared is None:
+                return False
+            graph, key = prepared
+            started = time.perf_counter()
+            try:
+                values = self._computed(graph, key, client)
+            finally:
+                if self.points is not None:
+                    self.points.release()
+            self.take_in(values)
+            self.stats.measured_bytes = peak_bytes()
+            if client is not None:
+                self.stats.worker_peaks = worker_peaks(client)
+                self.stats.measured_bytes = max(self.stats.worker_peaks.values(), default=0)
+            self.stats.replay_s += time.perf_counter() - started
+            return True
+
+    def _computed(self, graph: dict[Any, Any], key: str, client: Any) -> Any:
+        show = self.settings.progress
+        if show is None:
+            show = bool(getattr(sys.stderr, "isatty", lambda: False)())
+        if client is not None:
+            return run_on(client, graph, key, progress=show)
+        with _progress(show):
+            if self.settings.scheduler in SYNCHRONOUS:
+                return run_here(graph, key)
+            return run_threads(graph, key, self.stats.workers)
 
     def take_in(self, values: dict[int, Any]) -> None:
         """Keep the reductions of a pass."""
@@ -289,13 +330,3 @@ class Projection:
                 )
         recording = self.recording
         return evaluate_global(recording.graph, self.roots(), self.known, recording.describe)
-
-
-def environment() -> dict[str, str]:
-    """Versions and processor features that the last bit of a result may depend on."""
-    return {
-        "python": sys.version.split()[0],
-        "numpy": np.__version__,
-        "cpu": cpu_features(),
-        "dask": VERSION,
-    }

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import _measure, _portfolio, basic_term, memory, recording
+from benchmarks import _measure, _portfolio, basic_term, cluster, memory, recording
 
 ROOT = Path(__file__).resolve().parent.parent
 KEYS = [
@@ -127,6 +127,18 @@ def test_memory_has_a_cell_for_every_size_and_budget(tmp_path):
     ]
     assert all(c["peak_mb"] <= c["projected_mb"] for c in cells)
     assert "projected / measured" not in done.stdout.replace("projected / measured is 1", "")
+
+
+@pytest.mark.cluster
+def test_cluster_compares_workers_with_threads(tmp_path):
+    file = tmp_path / "out.json"
+    done = benchmarks("cluster", "--rows", "2000", "--repeat", "1", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())
+    assert [row["engine"] for row in rows] == list(cluster.ENGINES)
+    assert len({row["result"] for row in rows}) == 1
+    assert rows[0]["ratio"] == 1.0
+    assert "ms a chunk" in done.stdout
 
 
 def test_a_broken_promise_is_told():

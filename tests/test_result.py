@@ -121,6 +121,7 @@ def test_a_formula_that_says_nothing_is_not_summed_by_itself() -> None:
     expected = result_of().by_year()
     pd.testing.assert_frame_equal(result.by_year(how={"premiums": "sum"}), expected)
     pd.testing.assert_frame_equal(result.by_year(default="sum"), expected)
+    assert result.by_year(default="last").loc[2, "premiums"] == result.df_agg["premiums"].iloc[-1]
     assert "premiums" not in result.by_year(default=None)
 
 
