@@ -79,7 +79,7 @@ def _measure_once(folder: str, engine: str) -> dict[str, Any]:
             n_workers=workers,
             threads_per_worker=threads,
             memory_limit="4GB",
-            dashboard_address=None,
+            dashboard_address=":0",
         ) as cluster,
         Client(cluster) as client,
     ):

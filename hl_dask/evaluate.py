@@ -14,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -78,8 +79,6 @@ class Evaluator:
     ----------
     known : Known
         What is known of the recording.
-    extend : callable, optional
-        ``extend(names)`` records again with these formulas; not to be had in another process.
     content : Packed, optional
         What it was unpacked from.
     """
@@ -89,11 +88,10 @@ class Evaluator:
     def __init__(
         self,
         known: Known,
-        extend: Callable[[frozenset[str]], Known] | None = None,
         content: Packed | None = None,
     ) -> None:
         self._known = known
-        self._extend = extend
+        self._extend: Callable[[frozenset[str]], Known] | None = None
         self._extra: frozenset[str] = frozenset()
         self._requests: dict[Hashable, Request] = {}
         self._lock = threading.RLock()
@@ -173,6 +171,10 @@ class Evaluator:
             {place: [] for place in places}, index=None if index is None else index.index[:0]
         )
         return self(empty, outputs, t, flat=flat)
+
+    def extend_with(self, extend: Callable[[frozenset[str]], Known]) -> None:
+        """Let formulas be recorded that the plan does not need: ``extend(names)`` does it."""
+        self._extend = extend
 
     # ---- requests ----------------------------------------------------------------------------
 
@@ -354,36 +356,31 @@ def evaluator_of(recording: Recording, subject: Subject, model: str, block_rows:
     OpaqueFormulaError, UnsupportedError
         When values of a policy may depend on other policies.
     """
-    if recording.evaluator is None:
-        wanted = subject.wanted
-
-        def extend(names: frozenset[str]) -> Known:
-            if subject.points is None and recording.schemas:
-                msg = "the formula is not part of the plan, and the model has no data to record on"
-                raise PlanError(
-                    msg,
-                    formula=", ".join(sorted(names)),
-                    remedy="assign model.data = ..., some typical policies will do",
-                )
-            more = replace(
-                wanted,
-                of_t=tuple(
-                    f for f in subject.formulas if f in wanted.of_t or (f.of_t and f.name in names)
-                ),
-                alone=tuple(
-                    f
-                    for f in subject.formulas
-                    if f in wanted.alone or (not f.params and f.name in names)
-                ),
-            )
-            extended = replace(subject, wanted=more)
-            again = record(extended, recording.proj_len)
-            return known_of(again, extended, model, block_rows)
-
+    evaluator: Evaluator | None = recording.evaluator
+    if evaluator is None:
         known = known_of(recording, subject, model, block_rows)
-        recording.evaluator = Evaluator(known, extend)
-    found: Evaluator = recording.evaluator
-    return found
+        evaluator = recording.evaluator = Evaluator(known)
+    # With the data of now, which may be others of the same kind.
+    evaluator.extend_with(partial(_extended, subject, model, recording.proj_len, block_rows))
+    return evaluator
+
+
+def _extended(
+    subject: Subject, model: str, proj_len: int, block_rows: int, names: frozenset[str]
+) -> Known:
+    """What is known when formulas are recorded that the plan does not need."""
+    if subject.points is None:
+        msg = "the formula is not part of the plan, and the model has no data to record on"
+        raise PlanError(
+            msg,
+            formula=", ".join(sorted(names)),
+            remedy="assign model.data = ..., some typical policies will do",
+        )
+    wanted, formulas = subject.wanted, subject.formulas
+    of_t = tuple(f for f in formulas if f in wanted.of_t or (f.of_t and f.name in names))
+    alone = tuple(f for f in formulas if f in wanted.alone or (not f.params and f.name in names))
+    more = replace(subject, wanted=replace(wanted, of_t=of_t, alone=alone))
+    return known_of(record(more, proj_len), more, model, block_rows)
 
 
 _ARRIVED: WeakValueDictionary[str, Evaluator] = WeakValueDictionary()
@@ -395,5 +392,5 @@ def _arrived(content: Packed) -> Evaluator:
     with _ARRIVING:
         found = _ARRIVED.get(content.digest)
         if found is None:
-            found = _ARRIVED[content.digest] = Evaluator(unpacked(content), content=content)
+            found = _ARRIVED[content.digest] = Evaluator(unpacked(content), content)
         return found

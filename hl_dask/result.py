@@ -332,9 +332,9 @@ class Result:
         """Write the totals by t as CSV, in full precision.
 
         What has no t goes into a second file, ``NAME.values.csv``, if there is such a thing; if
-        there is not, a file of that name is removed, or an error unless ``overwrite`` is set. To
-        read numbers back to the last bit, ``pandas.read_csv`` needs
-        ``float_precision="round_trip"``.
+        there is not, a file of that name is removed, or an error unless ``overwrite`` is set.
+        Numbers have all their digits; to read the last bit back with a pandas before 3.1, give
+        ``pandas.read_csv`` the option ``float_precision="round_trip"``.
 
         Raises
         ------

@@ -116,6 +116,26 @@ def test_the_replay_equals_the_plain_run(points):
         np.testing.assert_allclose(replayed[name], plain[name], rtol=0, atol=1e-12 * scale)
 
 
+def test_years_add_up_to_all_months(model):
+    result = model.ExecuteActions(proj_len=276)
+    yearly = result.by_year()
+    assert len(yearly) == 24
+    for name in OUTPUTS[1:]:
+        assert yearly[name].sum() == pytest.approx(result.df_agg[name].sum(), rel=1e-12)
+    assert yearly["pols_if"].tolist() == result.df_agg["pols_if"].iloc[::12].tolist()
+
+
+def test_present_values_by_policy_add_up_to_the_published_one(model, points):
+    model.GenerateActions(proj_len=276)
+    by_policy = model.plan.evaluate(points)["pv_net_cf"]
+    assert by_policy.sum() == pytest.approx(PV_NET_CF, rel=1e-11)
+    few = points.sample(50, random_state=1)
+    plain = BasicTermME(data=few, **basic_term_me.read_assumptions())
+    plain.RunModel(276)
+    np.testing.assert_array_equal(model.plan.evaluate(few)["pv_net_cf"], plain.pv_net_cf())
+    np.testing.assert_array_equal(by_policy.loc[few.index], plain.pv_net_cf())
+
+
 def test_an_unknown_timing_is_refused(points):
     model = BasicTermME(data=points.iloc[:10], **basic_term_me.read_assumptions())
     with pytest.raises(Exception, match="BEF_LUNCH"):

@@ -36,7 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Port"),
     pytest.mark.filterwarnings("ignore:unclosed"),
 ]
-QUIET = {"dashboard_address": None, "silence_logs": "CRITICAL"}
+QUIET = {"dashboard_address": ":0", "silence_logs": "CRITICAL"}
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_a_script_of_its_own_with_a_cluster_of_its_own(tmp_path: Path) -> None:
         "    def opaque(self, t):\n        return np.array([float(v) for v in self.data['x']])\n"
         "if __name__ == '__main__':\n"
         "    from distributed import Client, LocalCluster\n"
-        "    with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=None) as c:\n"
+        "    with LocalCluster(n_workers=1, threads_per_worker=2, dashboard_address=':0') as c:\n"
         "        with Client(c):\n"
         "            result = Here(data={'x': np.arange(10_000.0)}).ExecuteActions(3)\n"
         "            print(result.df_agg.loc[3].tolist(), len(result.stats.worker_peaks))\n"

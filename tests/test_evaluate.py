@@ -629,6 +629,10 @@ def test_a_model_without_data_of_its_own() -> None:
     with pytest.raises(PlanError, match="no data to record on") as caught:
         model.plan.evaluate(FRAME, "unneeded", t=1)
     assert caught.value.formula == "unneeded"
+    model.data = FRAME
+    found = model.plan.evaluate(FRAME, "unneeded", t=1)
+    assert found[("unneeded", 1)].tolist() == FRAME["age"].tolist()
+    model.data = None
     model.lapse = 0.02
     with pytest.raises(HlDaskError, match=r"no data"):
         _ = model.plan.evaluate
@@ -673,7 +677,7 @@ def test_threads_share_an_evaluator() -> None:
 def arrived(evaluate: Any) -> Any:
     """What another process gets."""
     packed = pickle.loads(pickle.dumps(evaluate.__reduce__()[1]))
-    return type(evaluate)(policies.unpacked(packed[0]), content=packed[0])
+    return type(evaluate)(policies.unpacked(packed[0]), packed[0])
 
 
 def test_an_evaluator_that_was_sent_gives_the_same_bits() -> None:
@@ -777,7 +781,7 @@ def test_a_plan_works_inside_map_partitions_on_a_cluster() -> None:
     expected = model.plan.evaluate(FRAME, **options)
     with (
         LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL"
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs="CRITICAL"
         ) as cluster,
         Client(cluster),
     ):
