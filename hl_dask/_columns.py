@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from hl_dask.errors import DataError
 
@@ -25,6 +23,9 @@ TEXT_BYTES = 64
 """Assumed bytes of one Python string, its pointer included, in memory projections."""
 
 Array = npt.NDArray[Any]
+
+_EXACT = 2**53
+"""Integers up to this are floats."""
 
 _FILL = "fill the nulls before, e.g. df[{name!r}] = df[{name!r}].fillna({value})"
 OBJECT = np.dtype(object)
@@ -143,101 +144,43 @@ def fill_numbers(
         if missing.any():
             at = int(np.argmax(missing.reshape(len(values), -1).any(axis=1)))
             raise null_error(name, first_row + at, dtype=values.dtype, file=file)
+    if out.dtype.kind == "f" and values.dtype.kind in "iu" and values.size:
+        _check_exact(values, name, first_row, file)
     np.copyto(out, values, casting="unsafe")
+    if out.dtype.kind in "mM" and out.dtype != values.dtype:
+        _check_unit(out, values, name, first_row, file)
 
 
-# --- Arrow ---------------------------------------------------------------------------------------
+def _check_exact(values: Array, name: str, first_row: int, file: str | None) -> None:
+    """Refuse integers that are no floats, where other files have made the column one of floats."""
+    if values.min() >= -_EXACT and values.max() <= _EXACT:
+        return
+    size = np.abs(values.astype(object)) if values.dtype.kind == "i" else values.astype(object)
+    for at in np.flatnonzero(size.ravel() > _EXACT):
+        value = int(values.ravel()[at])
+        if int(float(value)) != value:
+            row = first_row + int(at) // int(np.prod(values.shape[1:], dtype=np.int64))
+            msg = (
+                f"column {name!r} holds the integer {value} in row {row:,}, which no float64 is, "
+                "and other rows hold floats"
+            )
+            raise DataError(
+                msg,
+                column=name,
+                file=file,
+                remedy="write all files with the same type; store such identifiers as text",
+            )
 
 
-def arrow_is_text(kind: pa.DataType) -> bool:
-    """Whether an Arrow type holds text, dictionary-encoded or not."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    )
-
-
-def arrow_dtype(name: str, kind: pa.DataType, file: str | None = None) -> np.dtype[Any]:
-    """Return the widened NumPy dtype of an Arrow type that is not text.
-
-    Raises
-    ------
-    DataError
-        For types that have no such dtype (lists, structs, bytes, times with a zone, ...).
-    """
-    value = kind.value_type if pa.types.is_dictionary(kind) else kind
-    if pa.types.is_integer(value):
-        return np.dtype(np.int64)
-    if pa.types.is_floating(value) or pa.types.is_decimal(value):
-        return np.dtype(np.float64)
-    if pa.types.is_boolean(value):
-        return np.dtype(np.bool_)
-    if pa.types.is_date32(value):
-        return np.dtype("datetime64[D]")
-    if pa.types.is_date64(value):
-        return np.dtype("datetime64[ms]")
-    if pa.types.is_timestamp(value) and value.tz is None:
-        return np.dtype(f"datetime64[{value.unit}]")
-    if pa.types.is_duration(value):
-        return np.dtype(f"timedelta64[{value.unit}]")
-    raise type_error(name, str(kind), file)
-
-
-def arrow_values(values: pa.Array) -> Array:
-    """Return an Arrow array without nulls as NumPy, without a copy where that is possible."""
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if pa.types.is_decimal(values.type):
-        values = values.cast(pa.float64())
-    result: Array = values.to_numpy(zero_copy_only=False)
-    if pa.types.is_date32(values.type):
-        return result.astype("datetime64[D]", copy=False)
-    return result
-
-
-def arrow_first_null(values: pa.Array) -> int | None:
-    """Return the position of the first null, also one that hides in a dictionary."""
-    missing = None
-    if values.null_count:
-        missing = values.is_null()
-    elif pa.types.is_dictionary(values.type) and values.dictionary.null_count:
-        missing = values.dictionary_decode().is_null()
-    if missing is None:
-        return None
-    flags = missing.to_numpy(zero_copy_only=False)
-    return int(np.argmax(flags)) if flags.any() else None
-
-
-def arrow_distinct(values: pa.Array) -> set[str]:
-    """Return the distinct strings that occur in an Arrow text array without nulls."""
-    if not pa.types.is_dictionary(values.type):
-        return set(values.unique().to_pylist())
-    # A dictionary may hold entries that no row uses: a category is what occurs.
-    used = np.flatnonzero(
-        np.bincount(values.indices.to_numpy(zero_copy_only=False), minlength=len(values.dictionary))
-    )
-    return set(values.dictionary.take(pa.array(used)).to_pylist())
-
-
-class CategoryCoder:
-    """Turns text into codes of given categories; safe to share among threads."""
-
-    def __init__(self, categories: Array) -> None:
-        self._categories = categories
-        self._arrow: dict[Any, Any] = {}  # the categories as Arrow has them, by type
-
-    def codes(self, values: pa.Array) -> Array:
-        """Return the int32 codes of an Arrow text array without nulls, -1 for unknown text."""
-        if not pa.types.is_dictionary(values.type):
-            values = values.dictionary_encode()
-        if not len(values):
-            return np.empty(0, dtype=np.int32)
-        kind = values.dictionary.type
-        known = self._arrow.get(kind)
-        if known is None:
-            known = self._arrow[kind] = pa.array(self._categories, type=kind)
-        found = pc.fill_null(pc.index_in(values.dictionary, value_set=known), -1)
-        mapping: Array = found.to_numpy().astype(np.int32, copy=False)
-        codes: Array = np.take(mapping, values.indices.to_numpy(zero_copy_only=False))
-        return codes
+def _check_unit(out: Array, values: Array, name: str, first_row: int, file: str | None) -> None:
+    """Refuse dates beyond the range of the finer unit that other files have."""
+    wrong = np.flatnonzero(out.astype(values.dtype) != values)
+    if wrong.size:
+        at = int(wrong[0])
+        msg = (
+            f"column {name!r} holds {values[at]} in row {first_row + at:,}, beyond the range of "
+            f"{out.dtype}, which other files have"
+        )
+        raise DataError(
+            msg, column=name, file=file, remedy="write all files with the same unit, such as days"
+        )

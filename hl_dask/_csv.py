@@ -77,9 +77,9 @@ class CsvSource(ParquetSource):
         # The copy is removed by the process that made it, and not by one that reads it as well.
         return {**super().__getstate__(), "_remove": None}
 
-    def where(self, row: int) -> str:
-        """Return the CSV file of a global row, for messages."""
-        return str(self._origin[self._file_of(self._group_of(row)).path])
+    def place(self, row: int) -> str:
+        """Return the CSV file of a row, for messages."""
+        return str(self._origin[self._file_of(self._part_of(row)).path])
 
 
 def _arrow_type(name: str, kind: Any) -> pa.DataType:

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 import dask
 import numpy as np
+from dask._task_spec import convert_legacy_graph, cull
 from dask.local import get_sync
 from dask.threaded import get as get_threaded
 
@@ -23,6 +24,35 @@ def run_threads(graph: Mapping[Any, Any], key: Any, workers: int) -> Any:
 def run_here(graph: Mapping[Any, Any], key: Any) -> Any:
     """Value of a key of a graph, computed in this thread."""
     return get_sync(graph, key)
+
+
+def as_tasks(collection: Any) -> dict[Any, Any]:
+    """The graph of a collection as tasks that know their dependencies."""
+    tasks: dict[Any, Any] = convert_legacy_graph(dict(collection.__dask_graph__()))
+    return tasks
+
+
+def needed(tasks: dict[Any, Any], key: Any) -> dict[Any, Any]:
+    """The tasks that one key depends on."""
+    found: dict[Any, Any] = cull(tasks, {key})
+    return found
+
+
+def lengths_of(pieces: list[list[Any]]) -> list[list[int]]:
+    """Lengths of delayed objects, several lists of them in one computation."""
+    lengths = [[dask.delayed(len)(piece) for piece in each] for each in pieces]  # type: ignore[attr-defined]
+    return [list(each) for each in dask.compute(*lengths)]  # type: ignore[attr-defined, no-untyped-call]
+
+
+@contextlib.contextmanager
+def partitions_stay() -> Iterator[None]:
+    """Let dask optimise DataFrames without putting partitions together.
+
+    When few columns are read it otherwise does so, and partition 3 is another one then. Shuffles
+    are made of tasks, which can run anywhere.
+    """
+    with dask.config.set({"optimization.tune.active": False, "dataframe.shuffle.method": "tasks"}):
+        yield
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hl_dask._columns import Array, arrow_dtype, arrow_is_text
-from hl_dask.errors import DataError
+from hl_dask._columns import Array
+from hl_dask._kinds import merged_kind
+from hl_dask.errors import DataError, HlDaskError
 
 _SUFFIXES = {".parquet", ".parq", ".pq"}
 
@@ -36,7 +37,8 @@ class ParquetFile:
 class ColumnFooter:
     """What the footers say about a column: its Arrow type and the largest chunk of a row group.
 
-    ``largest`` is where that chunk is: its file, and the position of its first page.
+    ``largest`` is where that chunk is: its file, and the position of its first page. ``problem`` is
+    what to raise when the column is used: files differ in it.
     """
 
     type: Any
@@ -44,6 +46,7 @@ class ColumnFooter:
     decoded_bytes: int
     null_group: int | None
     largest: tuple[str, int] | None = None
+    problem: DataError | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,12 +66,18 @@ class Footers:
 
 
 class _Collector:
-    """Adds up footers, file by file, checking that they agree."""
+    """Adds up footers, file by file.
+
+    The columns are those of all files. One that a file lacks, or whose types do not go together, is
+    no error before it is used.
+    """
 
     def __init__(self) -> None:
         self.files: list[ParquetFile] = []
         self.types: dict[str, Any] = {}
-        self._model: str | None = None  # the file whose columns the others must have
+        self.problems: dict[str, DataError] = {}
+        self._homes: dict[str, str] = {}  # the first file that has the column
+        self._model: str | None = None  # the first file with rows
         self.groups: list[tuple[int, int, int]] = []
         self.stored: dict[str, int] = {}
         self.decoded: dict[str, int] = {}
@@ -78,82 +87,103 @@ class _Collector:
 
     def add(self, path: str) -> None:
         try:
-            stat = Path(path).stat()
-            with pq.ParquetFile(path, pre_buffer=False) as file:
-                metadata, schema = file.metadata, file.schema_arrow
-        except (pa.ArrowException, OSError) as error:
-            msg = f"cannot read the Parquet footer: {error}"
+            self._add(path)
+        except HlDaskError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+            msg = f"cannot read the Parquet footer: {' '.join(str(error).split())}"
             raise DataError(
                 msg, file=path, remedy="write the file anew: it is truncated, or no Parquet file"
             ) from error
+
+    def _add(self, path: str) -> None:
+        stat = Path(path).stat()
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            metadata, schema = file.metadata, file.schema_arrow
         if metadata.num_rows or not self.types:
-            self._check_schema(path, schema, with_rows=metadata.num_rows > 0)
+            self._add_schema(path, schema, with_rows=metadata.num_rows > 0)
         self.small_pages &= "fastparquet" not in str(metadata.created_by)
         self.files.append(ParquetFile(path, stat.st_size, stat.st_mtime_ns))
+        rows = 0
         for number in range(metadata.num_row_groups):
-            self._add_group(number, metadata.row_group(number))
+            group = metadata.row_group(number)
+            rows += group.num_rows
+            self._add_group(number, group)
+        if rows != metadata.num_rows:
+            msg = f"the footer tells of {metadata.num_rows:,} rows, and of {rows:,} in row groups"
+            raise DataError(msg, file=path, remedy=_ANEW)
 
     def _add_group(self, number: int, group: Any) -> None:
         if not group.num_rows:
             return
+        path = self.files[-1].path
         for leaf in range(group.num_columns):
             chunk = group.column(leaf)
             name = chunk.path_in_schema
+            if "." not in name and chunk.num_values != group.num_rows:
+                msg = (
+                    f"row group {number} has {group.num_rows:,} rows, and {chunk.num_values:,} "
+                    f"values in column {name!r}"
+                )
+                raise DataError(msg, column=name, file=path, remedy=_ANEW)
             self.stored[name] = max(self.stored.get(name, 0), chunk.total_compressed_size)
             if chunk.total_uncompressed_size > self.decoded.get(name, -1):
                 self.decoded[name] = chunk.total_uncompressed_size
                 first = chunk.dictionary_page_offset
                 first = chunk.data_page_offset if first is None else first
-                self.largest[name] = (self.files[-1].path, first)
+                self.largest[name] = (path, first)
             stats = chunk.statistics
             if stats is not None and stats.has_null_count and stats.null_count:
                 self.null_group.setdefault(name, len(self.groups))
         self.groups.append((len(self.files) - 1, number, group.num_rows))
 
-    def _check_schema(self, path: str, schema: Any, *, with_rows: bool) -> None:
+    def _add_schema(self, path: str, schema: Any, *, with_rows: bool) -> None:
         types = {field.name: field.type for field in schema}
         if len(types) < len(schema.names):
             twice = next(name for name in schema.names if schema.names.count(name) > 1)
             msg = f"column {twice!r} occurs twice"
-            raise DataError(msg, column=twice, file=path)
+            raise DataError(msg, column=twice, file=path, remedy="write the file with other names")
         if self._model is None:
             self.types = types
+            self._homes = dict.fromkeys(types, path)
             self._model = path if with_rows else None
             return
-        for name in [*self.types, *types]:
-            if name not in types or name not in self.types:
-                has, lacks = (self._model, path) if name in self.types else (path, self._model)
-                msg = f"the files have different columns: {name!r} is in {has} and not in {lacks}"
-                raise DataError(
-                    msg, column=name, file=path, remedy="write all files with the same columns"
-                )
+        for name in self.types.keys() - types.keys():
+            self.problems.setdefault(name, _lacks(name, self._homes[name], path))
         for name, kind in types.items():
-            self._check_type(path, name, kind)
+            self._add_type(path, name, kind)
 
-    def _check_type(self, path: str, name: str, kind: Any) -> None:
-        known = self.types[name]
-        if pa.types.is_null(kind):  # only nulls: an error when the column is used
+    def _add_type(self, path: str, name: str, kind: Any) -> None:
+        if name not in self.types:
+            assert self._model is not None
+            self.problems.setdefault(name, _lacks(name, path, self._model))
+            self._homes[name], self.types[name] = path, kind
             return
-        if pa.types.is_null(known):
-            self.types[name] = kind
-        elif _widened(kind) != _widened(known):
-            msg = (
-                f"the files have different types for column {name!r}: "
-                f"{known} in {self._model}, {kind} in {path}"
-            )
-            raise DataError(
-                msg, column=name, file=path, remedy="write all files with the same types"
-            )
+        known = self.types[name]
+        both = merged_kind(known, kind)
+        if both is not None:
+            self.types[name] = both
+            return
+        msg = (
+            f"the files have different types for column {name!r}: {known} in {self._homes[name]}, "
+            f"{kind} in {path}"
+        )
+        self.problems.setdefault(
+            name, DataError(msg, column=name, file=path, remedy="write all files with one type")
+        )
 
 
-def _widened(kind: Any) -> str:
-    """Return what a type is after widening: files may differ in what widening makes equal."""
-    if arrow_is_text(kind):
-        return "text"
-    try:
-        return str(arrow_dtype("", kind))
-    except DataError:
-        return str(kind)
+_ANEW = "write the file anew: it is damaged"
+
+
+def _lacks(name: str, has: str, lacks: str) -> DataError:
+    msg = f"the files have different columns: {name!r} is in {has} and not in {lacks}"
+    return DataError(
+        msg,
+        column=name,
+        file=lacks,
+        remedy="write all files with this column, or leave it out of the formulas",
+    )
 
 
 def read_footers(paths: Sequence[str]) -> Footers:
@@ -162,8 +192,7 @@ def read_footers(paths: Sequence[str]) -> Footers:
     Raises
     ------
     DataError
-        If a file cannot be read, or the files have different columns or types. Files without rows
-        do not count.
+        If a file cannot be read. Files without rows do not count.
     """
     collector = _Collector()
     for path in paths:
@@ -176,6 +205,7 @@ def read_footers(paths: Sequence[str]) -> Footers:
             collector.decoded.get(name, 0),
             collector.null_group.get(name),
             collector.largest.get(name),
+            collector.problems.get(name),
         )
         for name, kind in collector.types.items()
     }

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.dataset as ds
-import pyarrow.fs as pafs
 
+from hl_dask._arrow import arrow_column
 from hl_dask._columns import Array, ColumnSpec
 from hl_dask._footers import read_footers
-from hl_dask._memory import MemoryColumn, memory_column
-from hl_dask._parquet import ParquetSource
+from hl_dask._parquet import BATCH_ROWS, ParquetSource
+from hl_dask._selection import Selection
 from hl_dask.errors import DataError
 
 Keys = Mapping[str, Any]
@@ -35,21 +38,74 @@ class HiveSource(ParquetSource):
 
     def __init__(self, files: Sequence[tuple[str, Keys]], description: str) -> None:
         footers = read_footers([path for path, _ in files])
-        by_path = dict(files)
-        kept = [by_path[file.path] for file in footers.files]  # those without rows do not count
+        kept = [keys for _, keys in files]
         names = list(dict.fromkeys(name for keys in kept for name in keys))
         _check_keys(names, kept, [file.path for file in footers.files], footers.columns)
         super().__init__(footers, description)
-        self._keys: dict[str, MemoryColumn] = {
-            name: memory_column(name, _values([keys[name] for keys in kept])) for name in names
-        }
-        ends = np.searchsorted(footers.group_file, np.arange(len(kept)), side="right")
-        self._file_edges = np.concatenate([[0], footers.edges[ends]])
+        self._values = {name: pa.array([keys[name] for keys in kept]) for name in names}
         self.columns = (*self.columns, *names)
+        self._set_keys()
+
+    def _set_keys(self) -> None:
+        """Find where files begin, and the keys of those that have rows."""
+        files = np.arange(len(self._footers.files))
+        ends = np.searchsorted(self._footers.group_file, files, side="right")
+        edges = self._edges[np.concatenate([[0], ends])]
+        with_rows = np.diff(edges) > 0
+        self._file_edges = np.concatenate([[0], edges[1:][with_rows]])
+        self._keys = {
+            name: arrow_column(name, pa.chunked_array([values.filter(pa.array(with_rows))]))
+            for name, values in self._values.items()
+        }
+
+    def _select(self, selection: Selection) -> None:
+        super()._select(selection)
+        self._set_keys()
+
+    def kind(self, name: str) -> pa.DataType:
+        """See :class:`ParquetSource`."""
+        return self._values[name].type if name in self._values else super().kind(name)
 
     def schema(self, name: str) -> ColumnSpec:
         """See :class:`ParquetSource`."""
         return self._keys[name].spec if name in self._keys else super().schema(name)
+
+    def _known_of(self, file: int) -> Any:
+        known = [ds.field(name) == values[file] for name, values in self._values.items()]
+        return functools.reduce(operator.and_, known) if known else None
+
+    def _batches(
+        self, start: int, stop: int, names: tuple[str, ...], *, keep: bool
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        keys = [name for name in names if name in self._values]
+        stored = tuple(name for name in names if name not in self._values)
+        if not keys:
+            yield from super()._batches(start, stop, names, keep=keep)
+            return
+        pieces = (
+            super()._batches(start, stop, stored, keep=keep)
+            if stored
+            else self._without_columns(start, stop)
+        )
+        for at, batch in pieces:
+            file = self._file_at(at)
+            columns = {name: batch.column(name) for name in stored}
+            for name in keys:
+                columns[name] = pa.repeat(self._values[name][file], batch.num_rows)
+            yield at, pa.RecordBatch.from_pydict(columns)
+
+    def _file_at(self, row: int) -> int:
+        """The file of a row, by numbers of all rows."""
+        return int(self._footers.group_file[np.searchsorted(self._stored, row, side="right") - 1])
+
+    def _without_columns(self, start: int, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield batches of rows of one file that have no columns; nothing is read."""
+        while start < stop:
+            groups = np.flatnonzero(self._footers.group_file == self._file_at(start))
+            end = min(stop, start + BATCH_ROWS, int(self._stored[groups[-1] + 1]))
+            rows = pa.array(np.zeros(end - start, dtype=bool))
+            yield start, pa.RecordBatch.from_arrays([rows], names=[""])
+            start = end
 
     def read(self, start: int, stop: int, columns: Sequence[str]) -> dict[str, Array]:
         """See :class:`ParquetSource`."""
@@ -65,8 +121,7 @@ class HiveSource(ParquetSource):
         return self._of_files(name, np.searchsorted(self._file_edges, positions, side="right") - 1)
 
     def _of_files(self, name: str, files: Array) -> Array:
-        column = self._keys[name]
-        values: Array = column.read(0, len(column.base))[files]
+        values: Array = self._keys[name].read(0, len(self._file_edges) - 1)[files]
         return values
 
     def read_bytes(self, columns: Sequence[str], chunk_rows: int) -> int:
@@ -79,22 +134,27 @@ class HiveSource(ParquetSource):
 
     def token(self) -> str:
         """See :class:`ParquetSource`."""
-        keys = {
-            name: column.read(0, len(column.base)).tolist() for name, column in self._keys.items()
-        }
+        keys = {name: values.to_pylist() for name, values in self._values.items()}
         return hashlib.sha256(repr((super().token(), keys)).encode()).hexdigest()
 
 
-def _values(texts: Sequence[Any]) -> Array:
-    """Values of a key by file: whole numbers where all are, else text."""
-    if all(isinstance(value, (int, np.integer)) for value in texts):
-        return np.array(texts, dtype=np.int64)
-    plain = [str(value) for value in texts]
-    if all(value.removeprefix("-").isdecimal() and str(int(value)) == value for value in plain):
-        return np.array([int(value) for value in plain], dtype=np.int64)
-    out = np.empty(len(plain), dtype=object)
-    out[:] = plain
-    return out
+def typed_keys(files: Sequence[tuple[str, Mapping[str, str]]]) -> list[tuple[str, Keys]]:
+    """Keys with their values: whole numbers where all files have one of int64, text elsewhere."""
+    texts: dict[str, list[str]] = {}
+    for _, keys in files:
+        for name, text in keys.items():
+            texts.setdefault(name, []).append(text)
+    numbers = {name for name, found in texts.items() if all(map(_is_number, found))}
+    return [
+        (path, {name: int(text) if name in numbers else text for name, text in keys.items()})
+        for path, keys in files
+    ]
+
+
+def _is_number(text: str) -> bool:
+    # Text again what it was: 007 stays 007.
+    digits = text.removeprefix("-")
+    return digits.isdecimal() and str(int(text)) == text and -(2**63) <= int(text) < 2**63
 
 
 def _check_keys(
@@ -120,39 +180,3 @@ def keys_of(path: str, root: str) -> dict[str, str]:
     parts = Path(path).relative_to(root).parts[:-1]
     pairs = (part.partition("=") for part in parts if "=" in part)
     return {unquote(name): unquote(value) for name, _, value in pairs}
-
-
-def from_dataset(dataset: Any) -> ParquetSource:
-    """Model points in a ``pyarrow.dataset`` of local Parquet files.
-
-    Raises
-    ------
-    DataError
-        When it is of another format or place, or carries a filter.
-    """
-    parts = dataset.children if isinstance(dataset, ds.UnionDataset) else [dataset]
-    files: list[tuple[str, Keys]] = []
-    for part in parts:
-        remedy = "read it into memory (dataset.to_table()), or give the paths of Parquet files"
-        if not isinstance(part, ds.FileSystemDataset):
-            msg = f"model points given as {type(part).__name__}; expected a dataset of files"
-            raise DataError(msg, remedy=remedy)
-        if getattr(part, "_scan_options", None):
-            msg = "the dataset carries a filter, which would have to be applied row by row"
-            raise DataError(msg, remedy=remedy)
-        local = isinstance(part.filesystem, pafs.LocalFileSystem)
-        if not local or part.format.default_extname != "parquet":
-            msg = (
-                f"the dataset is of {part.format.default_extname} files on "
-                f"{type(part.filesystem).__name__}; expected Parquet files on local disks"
-            )
-            raise DataError(msg, remedy=remedy)
-        files += [
-            (f.path, ds.get_partition_keys(f.partition_expression)) for f in part.get_fragments()
-        ]
-    if not files:
-        msg = "the dataset has no files"
-        raise DataError(msg, remedy="give a dataset with at least one file")
-    files.sort(key=lambda pair: pair[0])
-    described = f"dataset {files[0][0]} ..."
-    return HiveSource(files, described)

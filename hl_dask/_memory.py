@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import datetime
 import decimal
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pandas as pd
@@ -19,18 +20,19 @@ from hl_dask._columns import (
     OBJECT,
     Array,
     ColumnSpec,
-    arrow_dtype,
-    arrow_is_text,
-    arrow_values,
     fill_numbers,
     null_error,
     type_error,
     widened_dtype,
 )
+from hl_dask._kinds import arrow_dtype, arrow_is_text, arrow_values, to_arrow, without_views
+from hl_dask._where import Where
 from hl_dask.errors import DataError
 
 _ARRAYS = (np.ndarray, pd.Series, pd.Index, pd.api.extensions.ExtensionArray)
 _CODE = np.dtype(np.int32)
+_FILTER_ROWS = 262_144
+"""Rows to which a filter is applied at a time."""
 # The kinds of object columns that are one sort of value, and the dtype that holds it.
 _UNIFORM = {
     "integer": np.dtype(np.int64),
@@ -46,6 +48,23 @@ _UNIFORM_TYPES: dict[str, tuple[type, ...]] = {
     "boolean": (bool, np.bool_),
     "date": (datetime.date,),
 }
+
+
+class Column(Protocol):
+    """What a source in memory has of a column."""
+
+    @property
+    def spec(self) -> ColumnSpec:
+        """What it is."""
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows start:stop, widened, contiguous and read-only; a view where that is so."""
+
+    def take(self, positions: Array) -> Array:
+        """Return the rows at sorted positions, widened and read-only."""
+
+    def read_bytes(self, rows: int) -> int:
+        """Return an upper bound of what a read of so many rows needs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +86,14 @@ class MemoryColumn:
         view.setflags(write=False)
         return view
 
-    @property
-    def is_view(self) -> bool:
-        """Whether ``read`` needs no memory."""
+    def take(self, positions: Array) -> Array:
+        """Return the rows at sorted positions, widened and read-only."""
+        return MemoryColumn(self.spec, self.base[positions]).read(0, len(positions))
+
+    def read_bytes(self, rows: int) -> int:
+        """Return what a read of so many rows needs: nothing, where it is a view."""
         same = self.base.dtype == self.spec.dtype and self.base.dtype.kind not in "mM"
-        return bool(same and self.base.flags.c_contiguous)
+        return 0 if same and self.base.flags.c_contiguous else rows * self.spec.row_bytes
 
 
 def memory_column(name: str, data: Any) -> MemoryColumn:
@@ -224,6 +246,22 @@ def _coded_column(name: str, codes: Array, distinct: Array) -> MemoryColumn:
 # --- the source ----------------------------------------------------------------------------------
 
 
+class _Chosen:
+    """Some rows of a column, copied when they are used."""
+
+    def __init__(self, data: Any, mask: Array) -> None:
+        self._data = data
+        self._mask = mask
+        self.dtype = getattr(data, "dtype", getattr(data, "type", ""))
+
+    def rows(self) -> Any:
+        """The column with these rows only."""
+        data = self._data.rows() if isinstance(self._data, _Chosen) else self._data
+        if isinstance(data, pa.ChunkedArray):
+            return without_views(data).filter(pa.array(self._mask))
+        return data[self._mask]
+
+
 class MemorySource:
     """Columns in memory, widened on first use."""
 
@@ -234,7 +272,7 @@ class MemorySource:
         self.rows = rows
         self.description = description
         self._data = dict(data)
-        self._ready: dict[str, MemoryColumn] = {}
+        self._ready: dict[str, Column] = {}
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -244,20 +282,50 @@ class MemorySource:
         self.__dict__.update(state)
         self._lock = threading.RLock()
 
-    def _column(self, name: str) -> MemoryColumn:
+    def _column(self, name: str) -> Column:
         column = self._ready.get(name)
         if column is None:
             with self._lock:
                 column = self._ready.get(name)
                 if column is None:
-                    data = self._data[name]
-                    if isinstance(data, DataError):
-                        raise data
-                    column = self._ready[name] = self._make(name, data)
+                    column = self._ready[name] = self._make(name, self._raw(name))
         return column
 
-    def _make(self, name: str, data: Any) -> MemoryColumn:
+    def _raw(self, name: str) -> Any:
+        data = self._data[name]
+        if isinstance(data, DataError):
+            # A copy: an error gathers the formulas that it passes through.
+            raise copy.deepcopy(data)
+        return data.rows() if isinstance(data, _Chosen) else data
+
+    def _make(self, name: str, data: Any) -> Column:
         return memory_column(name, data)
+
+    def filtered(self, where: Where) -> MemorySource:
+        """Return the rows that pass a filter; a column is copied when it is used."""
+        kept: dict[str, Any] = {}
+
+        def piece(name: str, start: int, stop: int) -> pa.Array:
+            if name not in kept:
+                kept[name] = self._raw(name)
+            data = kept[name]
+            part = data.iloc[start:stop] if isinstance(data, pd.Series) else data[start:stop]
+            return to_arrow(name, part)
+
+        names = where.names(lambda name: piece(name, 0, _FILTER_ROWS).type)
+        mask = np.zeros(self.rows, dtype=bool)
+        for start in range(0, self.rows, _FILTER_ROWS):
+            stop = min(self.rows, start + _FILTER_ROWS)
+            batch = {name: piece(name, start, stop) for name in names}
+            mask[start:stop] = where.mask(pa.RecordBatch.from_pydict(batch))
+        new = copy.copy(self)
+        new._data = {
+            name: data if isinstance(data, DataError) else _Chosen(data, mask)
+            for name, data in self._data.items()
+        }
+        new.rows = int(np.count_nonzero(mask))
+        new.description = f"{self.description}, where {where}"
+        return new
 
     def schema(self, name: str) -> ColumnSpec:
         return self._column(name).spec
@@ -266,9 +334,7 @@ class MemorySource:
         return {name: self._column(name).read(start, stop) for name in columns}
 
     def take(self, name: str, positions: Array) -> Array:
-        column = self._column(name)
-        part = MemoryColumn(column.spec, column.base[positions])
-        return part.read(0, len(positions))
+        return self._column(name).take(positions)
 
     def sample_ranges(self, n: int, most: int) -> list[tuple[int, int]]:
         """Return the row ranges to sample from: all rows."""
@@ -277,7 +343,7 @@ class MemorySource:
 
     def read_bytes(self, columns: Sequence[str], chunk_rows: int) -> int:
         ready = [self._column(name) for name in dict.fromkeys(columns)]
-        return sum(chunk_rows * column.spec.row_bytes for column in ready if not column.is_view)
+        return sum(column.read_bytes(chunk_rows) for column in ready)
 
     def release(self) -> None:
         """Do nothing: no file is open."""
@@ -294,7 +360,7 @@ class MemorySource:
 
 
 def from_frame(frame: pd.DataFrame) -> MemorySource:
-    _check_names(list(frame.columns))
+    check_names(list(frame.columns))
     if frame.columns.has_duplicates:
         twice = str(frame.columns[frame.columns.duplicated()][0])
         msg = f"column {twice!r} occurs twice in the DataFrame"
@@ -306,7 +372,7 @@ def from_frame(frame: pd.DataFrame) -> MemorySource:
 
 
 def from_mapping(data: Mapping[Any, Any]) -> MemorySource:
-    _check_names(list(data))
+    check_names(list(data))
     if not data:
         msg = "the model points have no columns"
         raise DataError(msg, remedy="give at least one array")
@@ -339,7 +405,7 @@ def from_mapping(data: Mapping[Any, Any]) -> MemorySource:
     return MemorySource(kept, len(kept[first]), "arrays in memory")
 
 
-def _check_names(names: Sequence[Any]) -> None:
+def check_names(names: Sequence[Any]) -> None:
     for name in names:
         if not isinstance(name, str):
             msg = f"column name {name!r} is {type(name).__name__}; expected a string"

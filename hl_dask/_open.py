@@ -12,16 +12,24 @@ import pyarrow.dataset as ds
 
 from hl_dask._arrow import from_arrow, is_arrow
 from hl_dask._csv import CsvSource, is_csv
+from hl_dask._dask_source import (
+    DaskSource,
+    from_dask_arrays,
+    from_dask_frame,
+    is_dask_array,
+    is_dask_frame,
+)
+from hl_dask._dataset import from_dataset
 from hl_dask._footers import find_files, read_footers
-from hl_dask._hive import HiveSource, from_dataset, keys_of
+from hl_dask._hive import HiveSource, keys_of, typed_keys
 from hl_dask._memory import MemorySource, from_frame, from_mapping
 from hl_dask._parquet import ParquetSource
 from hl_dask.errors import DataError
 
-Source = MemorySource | ParquetSource
+Source = MemorySource | ParquetSource | DaskSource
 KINDS = (
     "a pandas DataFrame, a dict of arrays, an Arrow table (or what exports one, as Polars and "
-    "DuckDB do), a pyarrow dataset, or the path of Parquet or CSV files"
+    "DuckDB do), a pyarrow dataset, a dask DataFrame, or the path of Parquet or CSV files"
 )
 
 
@@ -35,7 +43,11 @@ def open_source(data: Any) -> Source:
     """
     if isinstance(data, pd.DataFrame):
         return from_frame(data)
+    if is_dask_frame(data):
+        return from_dask_frame(data)
     if isinstance(data, Mapping):
+        if any(is_dask_array(value) for value in data.values()):
+            return from_dask_arrays(data)
         return from_mapping(data)
     if isinstance(data, str | Path):
         return open_paths([data])
@@ -72,7 +84,7 @@ def open_paths(paths: Sequence[str | Path], types: Mapping[str, Any] | None = No
         keys |= {file: keys_of(file, _root(path)) for file in found}
     described = str(paths[0]) if len(paths) == 1 else f"{paths[0]} ... {paths[-1]}"
     if any(keys.values()):
-        return HiveSource([(file, keys[file]) for file in files], described)
+        return HiveSource(typed_keys([(file, keys[file]) for file in files]), described)
     return ParquetSource(read_footers(files), described)
 
 

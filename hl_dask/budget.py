@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from hl_dask._machine import free_bytes
 from hl_dask.blocks import Blocks
 from hl_dask.errors import MemoryBudgetError
 from hl_dask.memory import MemoryEstimate, parse_bytes, size_text
@@ -43,21 +44,6 @@ def peak_bytes() -> int:
                 return int(line.split()[1]) * 1024
     scale = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
-
-
-def free_bytes() -> int:
-    """Memory that the machine, or the control group of this process, has free."""
-    free = psutil.virtual_memory().available
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
-        with contextlib.suppress(OSError, ValueError):
-            free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
-    return max(int(free), 0)
 
 
 def allowed_bytes(memory: int | str | None) -> int:

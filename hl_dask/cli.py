@@ -25,7 +25,7 @@ from hl_dask.memory import parse_bytes
 from hl_dask.model import Model
 from hl_dask.points import ModelPoints
 from hl_dask.result import Result
-from hl_dask.script import load_model, make_model, missing_assumption, parse_setting
+from hl_dask.script import load_model, make_model, missing_assumption, parse_filter, parse_setting
 
 _MB = 1e6
 
@@ -133,6 +133,13 @@ def _model_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Parquet or CSV files: a file, a directory or a glob in quotes; may be repeated.",
         ),
         click.option(
+            "--where",
+            multiple=True,
+            metavar="'COLUMN OPERATOR VALUE'",
+            help="Take these policies only, e.g. 'age >= 40', 'product in term,whole'; repeated, "
+            "all must hold.",
+        ),
+        click.option(
             "--proj-len",
             type=click.IntRange(min=0),
             required=True,
@@ -168,13 +175,22 @@ def _guarded(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _model(
-    model: str, data: tuple[str, ...], settings: tuple[str, ...], memory: str | None
+    model: str,
+    data: tuple[str, ...],
+    where: tuple[str, ...],
+    settings: tuple[str, ...],
+    memory: str | None,
 ) -> Model:
+    # Slips of the pen are told before anything is read.
     if memory is not None:
-        parse_bytes(memory)  # a slip of the pen is told before anything is read
+        parse_bytes(memory)
+    if where and not data:
+        message = "--where takes some of the policies of --data, which is not given"
+        raise click.UsageError(message)
+    filters = [parse_filter(text) for text in where]
     assumptions = dict(parse_setting(text) for text in settings)
     maker = load_model(model)
-    points = ModelPoints(list(data)) if data else None
+    points = ModelPoints(list(data), where=filters or None) if data else None
     return make_model(maker, points, assumptions)
 
 
@@ -186,6 +202,7 @@ RUN_EXAMPLES = """\b
 Examples
   hl-dask run term.py --data "policies/*.parquet" --proj-len 276 --memory 1GB
   hl-dask run term.py:Term --data 2026/ --proj-len 120 --set mort=@mort.csv --by year
+  hl-dask run term.py --data 2026/ --where "issued >= 2020-01-01" --proj-len 120
   hl-dask run mycompany.models:Term --data p.csv --proj-len 60 --out totals.parquet"""
 
 
@@ -207,6 +224,7 @@ Examples
 def run_command(
     model: str,
     data: tuple[str, ...],
+    where: tuple[str, ...],
     proj_len: int,
     outputs: str | None,
     settings: tuple[str, ...],
@@ -220,7 +238,7 @@ def run_command(
 ) -> None:
     """Project policies with a model, and print or write the totals."""
     _check_out(out, by, overwrite)
-    made = _model(model, data, settings, memory)
+    made = _model(model, data, where, settings, memory)
     started = perf_counter()
     result = made.ExecuteActions(
         proj_len,
@@ -287,6 +305,7 @@ Examples
 def explain_command(
     model: str,
     data: tuple[str, ...],
+    where: tuple[str, ...],
     proj_len: int,
     outputs: str | None,
     settings: tuple[str, ...],
@@ -295,7 +314,7 @@ def explain_command(
     save: str | None,
 ) -> None:
     """Say what a run would do, and what it would take, without running it."""
-    made = _model(model, data, settings, memory)
+    made = _model(model, data, where, settings, memory)
     plan = made.GenerateActions(proj_len, outputs=_names(outputs))
     click.echo(plan.explain(memory=memory))
     if actions:
@@ -316,6 +335,7 @@ Examples
 def check_command(
     model: str,
     data: tuple[str, ...],
+    where: tuple[str, ...],
     proj_len: int,
     outputs: str | None,
     settings: tuple[str, ...],
@@ -325,7 +345,7 @@ def check_command(
 
     The exit code is 1 when there are differences.
     """
-    made = _model(model, data, settings, memory)
+    made = _model(model, data, where, settings, memory)
     made.GenerateActions(proj_len, outputs=_names(outputs))
     found = made.Check(proj_len)
     if len(found):

@@ -19,6 +19,7 @@ import pandas as pd
 from hl_dask._columns import Array, ColumnSpec
 from hl_dask._memory import MemorySource
 from hl_dask._open import Source, open_paths, open_source
+from hl_dask._where import Where
 from hl_dask.errors import DataError, MissingColumnError
 
 __all__ = ["ColumnSpec", "ModelPoints", "is_scalar_record"]
@@ -49,13 +50,21 @@ class ModelPoints:
         RecordBatchReader, or anything that exports one (Polars and DuckDB do); a pyarrow Dataset of
         Parquet files; a Parquet file, directory or glob, or a list of them; CSV files, which are
         converted to Parquet in a scratch directory. Directories and globs are read in sorted order
-        of paths, lists as given. Names of directories of the form ``key=value`` are columns.
+        of paths, lists as given. Names of directories of the form ``key=value`` are columns. A Dask
+        DataFrame, or a mapping with Dask arrays.
+    where : tuple, list of tuples, list of lists of tuples, or pyarrow.compute.Expression, optional
+        Which rows to take: ``(column, operator, value)``; a list of these, which must all hold; a
+        list of such lists, of which one must hold. Operators are ==, !=, <, <=, >, >=, in, not in,
+        and with None also is, is not. A null passes no comparison. Rows are counted from 0 over
+        those that pass, as if the others were not there.
 
     Raises
     ------
     DataError
-        If the data is empty, malformed or unreadable. A column of a type that cannot be computed
-        with, or with nulls, is an error only when it is used.
+        If the data is empty, malformed or unreadable, or no row passes the filter. A column of a
+        type that cannot be computed with, or with nulls, is an error only when it is used.
+    MissingColumnError
+        If the filter has a column that is not there.
 
     Notes
     -----
@@ -68,7 +77,7 @@ class ModelPoints:
     _chunk_rows: int
     _identity: str
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, where: Any = None) -> None:
         if isinstance(data, ModelPoints):
             self._source = data._source
             self._chunk_rows = data._chunk_rows
@@ -78,14 +87,19 @@ class ModelPoints:
             self._chunk_rows = CHUNK_ROWS
             self._identity = uuid.uuid4().hex
         self._with_rows()
+        if where is not None:
+            self._source = self._source.filtered(Where(where, self._known))
+            self._identity = uuid.uuid4().hex
+            self._with_rows("no row passes the filter", "change the filter given as where=")
 
-    def _with_rows(self) -> Self:
+    def _with_rows(
+        self,
+        problem: str = "the model points have no rows",
+        remedy: str = "give at least one model point",
+    ) -> Self:
         if self._source.rows == 0:
-            msg = f"the model points have no rows: {self._source.description}"
-            raise DataError(
-                msg,
-                remedy="give at least one model point",
-            )
+            msg = f"{problem}: {self._source.description}"
+            raise DataError(msg, remedy=remedy)
         return self
 
     @classmethod

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -172,6 +173,40 @@ def _file_value(path: str) -> Any:
         raise DataError(msg, file=path, remedy="check the file") from error
     msg = f"an assumption in the file {path!r}, whose kind is not known"
     raise ModelError(msg, file=path, remedy="give a .csv table, a .npy array or a .json value")
+
+
+_FILTER = re.compile(r"\s*(.+?)\s*(==|!=|<=|>=|<|>|=|\snot\s+in\s|\sin\s)\s*(.+?)\s*$", re.DOTALL)
+
+
+def parse_filter(text: str) -> tuple[str, str, Any]:
+    """A row filter given as ``column operator value``, e.g. ``age >= 40`` or ``sex in F,M``.
+
+    Values are as in :func:`parse_setting`; in quotes they are text, whatever they look like.
+
+    Raises
+    ------
+    ModelError
+        When it is not of that form.
+    """
+    found = _FILTER.match(text)
+    if found is None:
+        msg = f"{text!r} is no filter of the form column, operator, value"
+        raise ModelError(
+            msg,
+            remedy="write --where 'age >= 40', --where \"product in term,whole\" (==, !=, <, "
+            "<=, >, >=, in, not in)",
+        )
+    column, operation, value = found.groups()
+    operation = " ".join(operation.split())
+    if operation.endswith("in"):
+        return column, operation, [_quoted_value(each.strip()) for each in value.split(",")]
+    return column, operation, _quoted_value(value)
+
+
+def _quoted_value(text: str) -> Any:
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        return text[1:-1]
+    return _plain_value(text)
 
 
 def missing_assumption(error: HlDaskError) -> str | None:

@@ -227,3 +227,31 @@ def test_the_command_in_a_process_of_its_own(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     assert len(Path("t.csv").read_text().splitlines()) == 15
+
+
+def test_some_of_the_policies(folder: Path) -> None:
+    frame = pd.read_parquet(folder / "policies.parquet")
+    base = ["term.py:Base", "--proj-len", "0", "--set", "lapse=0", "--data", "policies.csv"]
+    for filters, kept in (
+        (["age >= 40"], frame.age >= 40),
+        (["age in 20, 21", "count>1"], frame.age.isin([20, 21]) & (frame["count"] > 1)),
+        (["age not  in 20,21"], ~frame.age.isin([20, 21])),
+        (["sum_assured < 1e5"], frame.sum_assured < 1e5),
+    ):
+        options = [each for text in filters for each in ("--where", text)]
+        found = run("run", *base, *options)
+        assert found.exit_code == 0, found.output
+        assert float(found.stdout.split()[-1]) == frame["count"][kept].sum()
+    for text, message in (
+        ("age", "'age' is no filter"),
+        ("ages > 3", "no column 'ages'"),
+        ("age > old", "compares column 'age'"),
+        ("age == '30'", "with '30'"),
+        ("age > 1000", "no row passes the filter"),
+    ):
+        found = run("run", *base, "--where", text)
+        assert found.exit_code == 3
+        assert message in found.stderr
+        assert "what to do" in found.stderr
+    found = run("run", "term.py:Base", "--proj-len", "0", "--where", "age > 3")
+    assert found.exit_code == 2

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hl_dask._parquet as parquet_module
+import hl_dask._streams as streams_module
 from hl_dask._columns import MAX_CATEGORIES
 from hl_dask.errors import DataError, MissingColumnError
 from hl_dask.points import ColumnSpec, ModelPoints, is_scalar_record
@@ -706,24 +707,29 @@ def test_empty_files_and_row_groups_are_fine(tmp_path: Path) -> None:
 
 def test_differing_schemas(tmp_path: Path) -> None:
     a, b = tmp_path / "a.parquet", tmp_path / "b.parquet"
-    pd.DataFrame({"x": [1], "y": [1]}).to_parquet(a)
-    pd.DataFrame({"x": [1.5], "y": [1]}).to_parquet(b)
+    pd.DataFrame({"x": ["1"], "y": [1]}).to_parquet(a)
+    pd.DataFrame({"x": [1.5], "y": [2]}).to_parquet(b)
+    points = ModelPoints(tmp_path)
+    assert points.values("y").tolist() == [1, 2]
     with pytest.raises(
-        DataError, match=r"different types for column 'x': int64 .* double"
+        DataError, match=r"different types for column 'x': .*string in .*, double in"
     ) as caught:
-        ModelPoints(tmp_path)
+        points.schema("x")
     assert caught.value.file == str(b)
     assert caught.value.column == "x"
-    for frame, name in (
-        (pd.DataFrame({"x": [1]}), "y"),
-        (pd.DataFrame({"x": [1], "y": [1], "z": [1]}), "z"),
+    for frame, name, lacks in (
+        (pd.DataFrame({"x": ["1"]}), "y", b),
+        (pd.DataFrame({"x": ["1"], "y": [1], "z": [1]}), "z", a),
     ):
         frame.to_parquet(b)
+        points = ModelPoints(tmp_path)
+        assert len(points.values("x")) == 2
         with pytest.raises(DataError, match=f"different columns: '{name}'") as caught:
-            ModelPoints(tmp_path)
+            points.read(0, 1, [name])
         assert caught.value.column == name
-        assert caught.value.file == str(b)
+        assert caught.value.file == str(lacks)
     # What widening makes equal is no difference, nor is the order of columns.
+    pd.DataFrame({"x": [1], "y": [1]}).to_parquet(a)
     pd.DataFrame({"y": [2], "x": [7]}, dtype="int8").to_parquet(b)
     assert ModelPoints(tmp_path).values("x").tolist() == [1, 7]
 
@@ -916,14 +922,14 @@ def test_read_bytes_bounds_what_arrow_and_numpy_hold(
     bound = points.read_bytes(columns, 50_000)
     before = pa.total_allocated_bytes()
     seen = []
-    original = parquet_module._Stream.next
+    original = streams_module.Stream.next
 
     def spy(self: object, most: int) -> object:
         result = original(self, most)
         seen.append(pa.total_allocated_bytes() - before)
         return result
 
-    monkeypatch.setattr(parquet_module._Stream, "next", spy)
+    monkeypatch.setattr(streams_module.Stream, "next", spy)
     for start in range(0, len(frame), 50_000):
         points.read(start, start + 50_000, columns)
     assert max(seen) + 50_000 * points.nbytes_per_row(columns) <= bound

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask.array as da
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -99,6 +101,41 @@ def duckdb(folder: Path) -> Any:
     return relation
 
 
+def dask_frame(folder: Path) -> Any:
+    return dd.from_pandas(FRAME, npartitions=7, sort=False)
+
+
+def dask_parquet(folder: Path) -> Any:
+    for k in range(4):
+        pq.write_table(TABLE.slice(k * 750, 750), folder / f"{k}.parquet", row_group_size=200)
+    return dd.read_parquet(folder)
+
+
+def dask_arrays(folder: Path) -> Any:
+    text = {name: FRAME[name].to_numpy(dtype=object) for name in ("sex", "fund")}
+    return {
+        name: da.from_array(
+            text[name] if name in text else FRAME[name].to_numpy(),
+            chunks=((k + 3) * 137 if k % 2 else 700),
+        )
+        for k, name in enumerate(FRAME.columns)
+    }
+
+
+def split(folder: Path) -> Path:
+    """Files of three writers: types, order of columns and units differ."""
+    narrow = TABLE.slice(0, 1_000)
+    narrow = narrow.set_column(0, "age", narrow["age"].cast(pa.int16()))
+    narrow = narrow.set_column(3, "sex", narrow["sex"].dictionary_encode())
+    moments = TABLE.slice(1_000, 1_000)
+    moments = moments.set_column(4, "issued", moments["issued"].cast(pa.timestamp("ms")))
+    turned = TABLE.slice(2_000).select(TABLE.column_names[::-1])
+    turned = turned.set_column(0, "fund", turned["fund"].cast(pa.large_string()))
+    for k, table in enumerate((narrow, moments, turned)):
+        pq.write_table(table, folder / f"{k}.parquet", row_group_size=300)
+    return folder
+
+
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "table": lambda folder: TABLE,
     "table in chunks": lambda folder: pieces(271),
@@ -113,6 +150,10 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "dataset": lambda folder: ds.dataset(hive(folder), partitioning="hive"),
     "csv": csv,
     "csv in parts": csv_parts,
+    "files that differ": split,
+    "dask frame": dask_frame,
+    "dask frame of files": dask_parquet,
+    "dask arrays": dask_arrays,
     "polars": polars,
     "duckdb": duckdb,
 }
