@@ -14,16 +14,16 @@ from pathlib import Path
 import psutil
 
 from hl_dask._machine import free_bytes
-from hl_dask.blocks import Blocks
+from hl_dask.blocks import CHUNK_BLOCKS, Blocks
 from hl_dask.errors import MemoryBudgetError
 from hl_dask.memory import MemoryEstimate, parse_bytes, size_text
 from hl_dask.points import ModelPoints
 from hl_dask.program import Program
 
-CHUNK_BLOCKS = 1
-"""Blocks of a chunk by default: some 130,000 rows, half a second."""
 STEP_BYTES = 900
 """Python objects that binding one step to memory takes, for a full and for a short block."""
+TASK_BYTES = 1500
+"""A task in a graph and in a local scheduler."""
 SLACK_BYTES = 24 * 2**20
 """Thread stacks, the allocators' reserves and modules imported on the way."""
 
@@ -80,8 +80,6 @@ def estimate(
     read = 0
     if points is not None and program.columns:
         read = points.read_bytes(program.columns, blocks.chunk_rows)
-    work = program.arena_bytes(block_rows) + program.temporary_bytes(block_rows)
-    work += STEP_BYTES * len(program.order)
     # A chunk hands on the tree nodes that its blocks make up, a merge at most as many again.
     nodes = (
         1
@@ -92,13 +90,28 @@ def estimate(
     # Partials that keep their rows add up to those of all rows, with a copy while two are joined.
     partials = program.partial_bytes(0) * (waiting * nodes + 4)
     partials += 2 * (program.partial_bytes(blocks.rows) - program.partial_bytes(0))
-    tasks = 1500 * blocks.n_chunks
+    tasks = blocks.n_chunks * max(1, len(program.segments))
     return MemoryEstimate(
-        (resident_bytes() if base_bytes is None else base_bytes) + SLACK_BYTES,
-        read * threads,
-        work * threads,
-        partials + tasks,
+        base_bytes=resident_bytes() if base_bytes is None else base_bytes,
+        slack_bytes=SLACK_BYTES,
+        read_bytes=read * threads,
+        value_bytes=program.arena_bytes(block_rows) * threads,
+        temporary_bytes=program.temporary_bytes(block_rows) * threads,
+        step_bytes=STEP_BYTES * len(program.order) * threads,
+        state_bytes=_state_bytes(program, blocks) * min(blocks.n_chunks, threads + 1),
+        partial_bytes=partials,
+        task_bytes=TASK_BYTES * tasks,
+        threads=threads,
     )
+
+
+def _state_bytes(program: Program, blocks: Blocks) -> int:
+    """Of the state of one chunk that a task reads, with that which it makes in the meantime."""
+    if not program.segments:
+        return 0
+    partials = program.partial_bytes(0) * blocks.chunk_blocks
+    partials += program.partial_bytes(blocks.chunk_rows) - program.partial_bytes(0)
+    return 2 * (program.state_row_bytes * blocks.chunk_rows + partials)
 
 
 def fit(
@@ -111,6 +124,7 @@ def fit(
     most_workers: int,
     chunk_blocks: int | None,
     base_bytes: int | None = None,
+    all_workers: bool = False,
 ) -> tuple[Blocks, int, MemoryEstimate, int]:
     """Chunk size, threads and projected peak that stay within the memory allowed.
 
@@ -124,6 +138,8 @@ def fit(
         Blocks of a chunk; chosen to fit by default.
     base_bytes : int, optional
         Resident before the run; what this process has by default.
+    all_workers : bool
+        Take all threads, where nobody can hold some of them back.
 
     Raises
     ------
@@ -132,7 +148,7 @@ def fit(
     """
     allowed = allowed_bytes(memory)
     chunks = [chunk_blocks] if chunk_blocks else _halves(CHUNK_BLOCKS)
-    for workers in _halves(most_workers):
+    for workers in [most_workers] if all_workers else _halves(most_workers):
         for size in chunks:
             blocks = Blocks(rows, block_rows, size)
             projected = estimate(program, points, blocks, workers, base_bytes)
@@ -151,12 +167,11 @@ def _too_small(
 ) -> MemoryBudgetError:
     owners = [program.describe(program.graph.owners[n]) for n in program.live_at_peak]
     pinned = ", ".join(list(dict.fromkeys(owners))[:6])
+    items = "; ".join(f"{text} {size_text(size)}" for text, size in smallest.items() if size)
     message = (
-        f"the run is projected to reach {size_text(smallest.total_bytes)} with one thread and the "
-        f"smallest chunks, and {size_text(allowed)} are allowed; of it "
-        f"{size_text(smallest.base_bytes)} for the interpreter, libraries and data in memory, "
-        f"{size_text(smallest.read_bytes)} for reading, {size_text(smallest.work_bytes)} for "
-        f"values and {size_text(smallest.result_bytes)} for results; alive at the highest point: "
+        f"the run is projected to reach {size_text(smallest.total_bytes)} with "
+        f"{smallest.threads} thread{'s' if smallest.threads > 1 else ''} and the smallest chunks, "
+        f"and {size_text(allowed)} are allowed: {items}; alive at the highest point: "
         f"{pinned or 'no values'}"
     )
     return MemoryBudgetError(

@@ -12,7 +12,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,7 @@ from hl_dask.kernel import Machine
 from hl_dask.parcel import Job, Parcel, pack, unpack
 from hl_dask.points import ModelPoints
 from hl_dask.program import Program
+from hl_dask.states import State
 
 
 @dataclass(slots=True)
@@ -187,18 +188,28 @@ class ChunkRunner:
             self._parcel = pack(self._work.job)
         return self._parcel
 
-    def rows_of(self, chunk: int) -> ChunkRows | None:
-        """The rows of a chunk for its task; None when a worker reads them from files."""
-        if self._points is None or not self._held:
+    def rows_of(self, chunk: int, names: Sequence[str] | None = None) -> ChunkRows | None:
+        """The rows of a chunk for its task; None when a worker reads them from files.
+
+        Parameters
+        ----------
+        names : sequence of str, optional
+            The columns that the task reads; by default all that the program reads.
+        """
+        held = tuple(name for name in self._held if names is None or name in names)
+        if self._points is None or not held:
             return None
         start, stop = self.blocks.chunk(chunk)
-        return ChunkRows(self._points, start, stop, self._held)
+        return ChunkRows(self._points, start, stop, held)
 
-    def read(self, chunk: int, rows: ChunkRows | None = None) -> dict[str, Any]:
-        """The columns of a chunk that the program reads, those in memory from ``rows``."""
+    def read(
+        self, chunk: int, rows: ChunkRows | None = None, names: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """The columns of a chunk that its task reads, those in memory from ``rows``."""
         job = self._work.job
         columns = dict(rows.columns) if rows is not None else {}
-        rest = [name for name in job.program.columns if name not in columns]
+        wanted = job.program.columns if names is None else names
+        rest = [name for name in wanted if name not in columns]
         if rest:
             assert job.points is not None, f"rows of chunk {chunk} are missing: {rest}"
             columns |= job.points.read(*job.blocks.chunk(chunk), rest)
@@ -221,13 +232,73 @@ class ChunkRunner:
             try:
                 tree.add(block, machine.run_block(part, last - first))
             except HlDaskError as error:
-                # A row number in the message counts from the first row of the block.
-                error.rows = f"{first:,} to {last - 1:,}, counted from the first of them"
+                error.rows = _counted(first, last)
                 raise
         return tree
 
+    def segment(
+        self, chunk: int, number: int, state: State | None, rows: ChunkRows | None = None
+    ) -> State | Tree:
+        """Run one segment of a chunk: the state for the next one, or in the end the partials."""
+        work = self._work
+        with work.machine() as machine, np.errstate(**work.job.errstate):
+            return self._segment(machine, chunk, number, state, rows)
+
+    def _segment(
+        self,
+        machine: Machine,
+        chunk: int,
+        number: int,
+        state: State | None,
+        rows: ChunkRows | None,
+    ) -> State | Tree:
+        program, blocks = self.program, self.blocks
+        segment = program.segments[number]
+        start, end = blocks.chunk(chunk)
+        columns = self.read(chunk, rows, segment.columns)
+        before = state.values if state is not None else {}
+        made = {node: self._empty(node, end - start) for node in segment.makes}
+        partials = []
+        for k, block in enumerate(blocks.blocks_of(chunk)):
+            first, last = blocks.block(block)
+            part = {name: v[first - start : last - start] for name, v in columns.items()}
+            here = {
+                node: self._slice(node, before[node], first - start, last - start)
+                for node in segment.uses
+            }
+            left = state.partials[k] if state is not None else None
+            try:
+                values, partial = machine.run_segment(segment, part, last - first, here, left)
+            except HlDaskError as error:
+                error.rows = _counted(first, last)
+                raise
+            partials.append(partial)
+            for node, value in values.items():
+                self._slice(node, made[node], first - start, last - start)[...] = value
+        if number < len(program.segments) - 1:
+            kept = {node: before[node] for node in segment.keeps}
+            return State(kept | made, tuple(partials))
+        tree = Tree(blocks.n_blocks, program.combine)
+        for block, partial in zip(blocks.blocks_of(chunk), partials, strict=True):
+            tree.add(block, partial)
+        return tree
+
+    def _empty(self, node: int, rows: int) -> Any:
+        dtype, shape, axis = self.program.kinds[self.program.register[node]]
+        return np.empty((*shape[:axis], rows, *shape[axis:]), dtype=dtype)
+
+    def _slice(self, node: int, value: Any, first: int, last: int) -> Any:
+        """Rows of a value, which are not always along its first axis."""
+        axis = self.program.kinds[self.program.register[node]][2]
+        return value[(*[slice(None)] * axis, slice(first, last))]
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ChunkRunner, (None, self.parcel)
+
+
+def _counted(first: int, last: int) -> str:
+    """The rows of a block, for an error whose message counts from its first row."""
+    return f"{first:,} to {last - 1:,}, counted from the first of them"
 
 
 def split_held(
@@ -246,3 +317,14 @@ def split_held(
 def run_chunk(runner: ChunkRunner, chunk: int, rows: ChunkRows | None = None) -> Tree:
     """A chunk task."""
     return runner(chunk, rows)
+
+
+def run_segment(
+    runner: ChunkRunner,
+    chunk: int,
+    number: int,
+    state: State | None = None,
+    rows: ChunkRows | None = None,
+) -> State | Tree:
+    """A task of one segment of a chunk."""
+    return runner.segment(chunk, number, state, rows)

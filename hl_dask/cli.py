@@ -208,7 +208,16 @@ Examples
 
 @main.command("run", epilog=RUN_EXAMPLES)
 @_model_options
-@click.option("--scheduler", help="threads (the default) or synchronous.")
+@click.option(
+    "--scheduler", help="threads (the default), synchronous, or an address such as tcp://host:8786."
+)
+@click.option(
+    "--granularity",
+    type=click.Choice(["chunk", "step", "formula"]),
+    default="chunk",
+    show_default=True,
+    help="What one task does.",
+)
 @click.option("--workers", type=click.IntRange(min=1), help="Threads; one a processor by default.")
 @click.option(
     "--by", type=click.Choice(["year", "quarter"]), help="Roll months up, as formulas declare."
@@ -230,6 +239,7 @@ def run_command(
     settings: tuple[str, ...],
     memory: str | None,
     scheduler: str | None,
+    granularity: str,
     workers: int | None,
     by: str | None,
     out: str | None,
@@ -245,6 +255,7 @@ def run_command(
         outputs=_names(outputs),
         memory=memory,
         scheduler=scheduler,
+        granularity=granularity,
         workers=workers,
     )
     if verbose:

@@ -15,19 +15,22 @@ from typing import Any
 
 import numpy as np
 
+from hl_dask.blocks import Blocks
+from hl_dask.budget import fit, processors
 from hl_dask.errors import ModelError, OpaqueFormulaError
 from hl_dask.fingerprint import source_digest
 from hl_dask.formula import Formula
 from hl_dask.lazy import LazyResult
+from hl_dask.memory import MemoryEstimate
 from hl_dask.parcel import environment
 from hl_dask.plan import ActionPlan
-from hl_dask.planning import build_plan
+from hl_dask.planning import build_plan, program_of
 from hl_dask.points import ColumnSpec
 from hl_dask.record import Recording, Subject, record
 from hl_dask.replay import releases, replay_whole
 from hl_dask.report import Report, in_order, summed
 from hl_dask.result import Result
-from hl_dask.run import Projection, RunStats, Settings, check_scheduler
+from hl_dask.run import Projection, RunStats, Settings, check_granularity, check_scheduler
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,30 @@ def _same_kind(spec: ColumnSpec, dtype: Any, shape: tuple[int, ...], categories:
     return spec.categories is categories or np.array_equal(spec.categories, categories)
 
 
+def project_memory(
+    recorded: Recorded, order: Order, rows: int, memory: int | str | None
+) -> tuple[Blocks, int, MemoryEstimate, int] | None:
+    """What a run on threads is projected to take; None for a replay in one piece.
+
+    Raises
+    ------
+    MemoryBudgetError
+        When it would be refused.
+    """
+    recording = recorded.recording
+    if recording.opaque:
+        return None
+    return fit(
+        program_of(recording),
+        order.subject.points,
+        rows,
+        order.block_rows,
+        memory=memory,
+        most_workers=processors(),
+        chunk_blocks=None,
+    )
+
+
 class Execution:
     """One execution of a model.
 
@@ -147,6 +174,7 @@ class Execution:
         publish: Callable[[Result], None],
     ) -> None:
         check_scheduler(settings.scheduler)
+        check_granularity(settings.granularity)
         self.order = order
         self.settings = settings
         self._publish = publish

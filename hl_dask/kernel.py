@@ -28,6 +28,7 @@ from hl_dask.errors import FormulaError, HlDaskError
 from hl_dask.expr import REDUCTIONS, Graph
 from hl_dask.opaque import BlockSession
 from hl_dask.program import ALIGN, VIEWS, Program, register_bytes, row_bytes
+from hl_dask.segments import Segment
 from hl_dask.traced import fill, reduce_rows
 
 Array = NDArray[Any]
@@ -103,7 +104,7 @@ class Machine:
         }
         self.partial |= {key: [None] for key in program.aggregates}
         self.columns: dict[str, Array] = {}
-        self._bound: dict[int, tuple[list[Step], list[int]]] = {}
+        self._bound: dict[int, tuple[list[Step], list[Array]]] = {}
 
     def run_block(self, columns: Mapping[str, Array], rows: int) -> Partial:
         """Run the program on a block.
@@ -120,18 +121,65 @@ class Machine:
         dict
             Partials of the block; see :mod:`hl_dask.aggregate`.
         """
-        steps, nodes = self._steps(rows)
+        steps, _ = self._steps(rows)
+        self._do(steps, columns, rows, len(steps))
+        return self._partial()
+
+    def run_segment(
+        self,
+        segment: Segment,
+        columns: Mapping[str, Array],
+        rows: int,
+        values: Mapping[int, Array],
+        partial: Partial | None,
+    ) -> tuple[dict[int, Array], Partial]:
+        """Run a part of the program on a block.
+
+        Parameters
+        ----------
+        columns : mapping of str to ndarray, shape (rows, ...)
+            The columns that the segment reads.
+        values : mapping of int to ndarray
+            Values that the segment uses, of the rows of the block.
+        partial : dict or None
+            What earlier segments have left; None for the first.
+
+        Returns
+        -------
+        (dict of int to ndarray, dict)
+            Values for the state, in memory that the next call overwrites; and the partials.
+        """
+        steps, registers = self._steps(rows)
+        place = self.program.register
+        for node, value in values.items():
+            np.copyto(registers[place[node]], value)
+        if partial is None:
+            # Objects of another block would travel with the state.
+            partial = {key: [None] for key in self.program.aggregates}
+        for key, found in partial.items():
+            self.partial[key][:] = found
+        self._do(steps[segment.start : segment.stop], columns, rows, segment.stop)
+        return {node: registers[place[node]] for node in segment.makes}, self._partial()
+
+    def _partial(self) -> Partial:
+        return {
+            k: v.copy() if isinstance(v, np.ndarray) else list(v) for k, v in self.partial.items()
+        }
+
+    def _do(self, steps: list[Step], columns: Mapping[str, Array], rows: int, stop: int) -> None:
+        """Do the steps before ``stop``."""
+        nodes = self.program.order
         self.columns.update(columns)
         iterator = iter(steps)
         try:
             for function, arguments in iterator:
                 function(*arguments)
         except HlDaskError as error:
-            failed = nodes[len(nodes) - length_hint(iterator) - 1]
+            failed = nodes[stop - length_hint(iterator) - 1]
             error.formula = error.formula or self._owner(failed)
             raise
         except Exception as error:
-            failed = nodes[len(nodes) - length_hint(iterator) - 1]
+            failed = nodes[stop - length_hint(iterator) - 1]
             msg = f"{type(error).__name__}: {error}\n  shapes: {self._shapes(failed, rows)}"
             raise FormulaError(
                 msg,
@@ -140,9 +188,6 @@ class Machine:
             ) from error
         finally:
             self.columns.clear()
-        return {
-            k: v.copy() if isinstance(v, np.ndarray) else list(v) for k, v in self.partial.items()
-        }
 
     def _owner(self, node: int) -> str:
         return self.program.describe(self.program.graph.owners[node])
@@ -158,7 +203,8 @@ class Machine:
             found.append(f"{self._owner(arg)} {shape}")
         return ", ".join(found)
 
-    def _steps(self, rows: int) -> tuple[list[Step], list[int]]:
+    def _steps(self, rows: int) -> tuple[list[Step], list[Array]]:
+        """The steps for blocks of so many rows, and the registers that they work on."""
         found = self._bound.get(rows)
         if found is None:
             if len(self._bound) > 1:
@@ -166,8 +212,8 @@ class Machine:
             found = self._bound[rows] = self._bind(rows)
         return found
 
-    def _bind(self, rows: int) -> tuple[list[Step], list[int]]:
-        """Arrays for all nodes at this number of rows, and the list of steps."""
+    def _bind(self, rows: int) -> tuple[list[Step], list[Array]]:
+        """The list of steps for this number of rows, and the registers."""
         program, graph = self.program, self.program.graph
         registers = self._registers(rows)
         arrays: dict[int, Any] = {}
@@ -178,7 +224,7 @@ class Machine:
                 found = arrays[node] = self._value(node, rows, registers, array)
             return found
 
-        return [self._step(node, graph, array) for node in program.order], program.order
+        return [self._step(node, graph, array) for node in program.order], registers
 
     def _registers(self, rows: int) -> list[Array]:
         out: list[Array] = []

@@ -17,6 +17,7 @@ from dask.threaded import get as get_threaded
 from hl_dask import _dask_compat
 from hl_dask.budget import processors
 from hl_dask.errors import UnsupportedError
+from hl_dask.lower import label_of
 from hl_dask.run import SYNCHRONOUS, Projection, Settings
 
 
@@ -115,7 +116,7 @@ class LazyResult(DaskMethodsMixin):
         return other
 
     def visualize(self, filename: Any = "hl_dask.svg", **options: Any) -> Any:  # type: ignore[override]
-        """Draw the graph; see :func:`dask.visualize`.
+        """Draw the graph, with formula calls or time steps by name; see :func:`dask.visualize`.
 
         Raises
         ------
@@ -128,6 +129,9 @@ class LazyResult(DaskMethodsMixin):
                 msg,
                 remedy="install it (pip install 'hl-dask[plot]') and the program dot of Graphviz",
             )
+        for kind in ("function_attributes", "data_attributes"):
+            shown = {key: {"label": label_of(key)} for key in self._graph}
+            options[kind] = shown | options.get(kind, {})
         return _dask_compat.visualize(self, filename=str(filename), **options)
 
     def __repr__(self) -> str:

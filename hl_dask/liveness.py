@@ -7,6 +7,7 @@ number, it reads operations, and its value has a size.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
 
 
 def last_use(order: Sequence[int], reads: Callable[[int], Iterable[int]]) -> dict[int, int]:
@@ -58,6 +59,55 @@ def schedule(
         if missing[op] != DONE:
             plan.do(op)
     return plan.out
+
+
+def regroup(
+    order: Sequence[int], reads: Mapping[int, Sequence[int]], label: Callable[[int], Hashable]
+) -> list[int]:
+    """An order in which operations of one label stand together, as far as their reads allow.
+
+    Operations of the current label go on for as long as one of them can be done; then comes the
+    first operation that is left, with its label.
+
+    Parameters
+    ----------
+    order : sequence of int
+        A topological order.
+    reads : mapping of int to sequence of int
+        For each operation, the operations of ``order`` that it reads.
+    label : callable
+        ``label(op)``: operations with equal labels belong together.
+
+    Returns
+    -------
+    list of int
+        The same operations, topologically ordered.
+    """
+    position = {op: k for k, op in enumerate(order)}
+    missing = {op: len(set(reads[op])) for op in order}
+    users: dict[int, list[int]] = {}
+    for op in order:
+        for read in set(reads[op]):
+            users.setdefault(read, []).append(op)
+    ready: dict[Hashable, list[int]] = {}
+    for op in order:
+        if not missing[op]:
+            ready.setdefault(label(op), []).append(position[op])
+    out: list[int] = []
+    done = bytearray(len(order))
+    for first in order:
+        if done[position[first]]:
+            continue
+        waiting = ready[label(first)]
+        while waiting:
+            op = order[heappop(waiting)]
+            done[position[op]] = 1
+            out.append(op)
+            for user in users.get(op, ()):
+                missing[user] -= 1
+                if not missing[user]:
+                    heappush(ready.setdefault(label(user), []), position[user])
+    return out
 
 
 NO_USERS: list[int] = []

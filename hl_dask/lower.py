@@ -11,7 +11,13 @@
 A chunk task reads the columns that the program reads, runs its blocks, and returns the nodes of the
 fixed tree that its blocks make up. Merge tasks put nodes together; which chunks meet in which merge
 does not matter for the numbers, because every addition belongs to a node of the tree over blocks.
-Nothing but partials passes between tasks.
+Nothing but partials passes between chunks.
+
+With a program that is cut into segments, a chunk is a chain of tasks, and what is still needed goes
+along it, partials included, so that there is one tree all the same::
+
+    chunk 0: segment 0 -- segment 1 -- ... -- segment n --+
+    chunk 1: segment 0 -- segment 1 -- ... -- segment n ---- merge 0 ...
 
 The program is one node of the graph, which all tasks read. Rows in memory are an argument of the
 chunk task that works on them, so that each worker of a cluster is sent its own and no others.
@@ -24,11 +30,14 @@ from typing import Any
 from dask.task_spec import DataNode, Task, TaskRef
 
 from hl_dask.aggregate import Tree, merge_trees
-from hl_dask.chunks import ChunkRunner, run_chunk
+from hl_dask.chunks import ChunkRunner, run_chunk, run_segment
+from hl_dask.errors import PlanError
 from hl_dask.kernel import unpack
 
 MERGE = 8
 """Chunks (or merges) that one merge task takes in."""
+MOST_TASKS = 50_000
+"""Tasks of chunks that a graph may have."""
 
 
 def merge(runner: ChunkRunner, *trees: Tree) -> Tree:
@@ -55,14 +64,19 @@ def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Any], str]:
     -------
     (dict, key)
         Tasks by key, and the key whose value is the dict of reductions by node.
+
+    Raises
+    ------
+    PlanError
+        When a chunk is cut into so many tasks that there are more than :data:`MOST_TASKS`.
     """
+    _check_tasks(runner)
     model = f"model-{name}"
     graph: dict[Any, Any] = {model: DataNode(model, runner)}
-    level: list[Any] = []
-    for chunk in range(runner.blocks.n_chunks):
-        key = (f"chunk-{name}", chunk)
-        graph[key] = Task(key, run_chunk, TaskRef(model), chunk, runner.rows_of(chunk))
-        level.append(key)
+    add = _add_segments if runner.program.segments else _add_chunk
+    level: list[Any] = [
+        add(graph, runner, TaskRef(model), chunk, name) for chunk in range(runner.blocks.n_chunks)
+    ]
     depth = 0
     while len(level) > 1:
         above: list[Any] = []
@@ -75,3 +89,46 @@ def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Any], str]:
     total = f"total-{name}"
     graph[total] = Task(total, finish, TaskRef(model), TaskRef(level[0]))
     return graph, total
+
+
+def _check_tasks(runner: ChunkRunner) -> None:
+    segments, chunks = len(runner.program.segments), runner.blocks.n_chunks
+    if segments * chunks > MOST_TASKS:
+        msg = (
+            f"{segments:,} tasks for each of {chunks:,} chunks are {segments * chunks:,}, and more "
+            f"than {MOST_TASKS:,} would keep the scheduler busier than the workers"
+        )
+        raise PlanError(
+            msg,
+            remedy="leave granularity= out, take 'step' instead of 'formula', fewer and larger "
+            "chunks (chunk_blocks=), or less data",
+        )
+
+
+def _add_chunk(
+    graph: dict[Any, Any], runner: ChunkRunner, model: TaskRef, chunk: int, name: str
+) -> Any:
+    key = (f"chunk-{name}", chunk)
+    graph[key] = Task(key, run_chunk, model, chunk, runner.rows_of(chunk))
+    return key
+
+
+def _add_segments(
+    graph: dict[Any, Any], runner: ChunkRunner, model: TaskRef, chunk: int, name: str
+) -> Any:
+    state: TaskRef | None = None
+    for number, segment in enumerate(runner.program.segments):
+        # Dask groups tasks by what comes before the first dash: by formula.
+        key = (f"{segment.label.group}-{segment.label.text}-{number}-{name}", chunk)
+        rows = runner.rows_of(chunk, segment.columns)
+        graph[key] = Task(key, run_segment, model, chunk, number, state, rows)
+        state = TaskRef(key)
+    return key
+
+
+def label_of(key: Any) -> str:
+    """What a task does, for a drawing: ``pols_if(3)``, ``t = 3``, ``chunk``."""
+    prefix = key[0] if isinstance(key, tuple) else key
+    group, _, rest = prefix.partition("-")
+    text = rest.rsplit("-", 2)[0] if rest.count("-") > 1 else group
+    return f"{text}\nchunk {key[1]}" if group not in ("merge", "total", "model") else group

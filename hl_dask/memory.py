@@ -9,29 +9,74 @@ from hl_dask.errors import PlanError
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Projected peak memory of a run.
+    """Projected peak memory of a run: of this process, or of one worker of a cluster.
 
     Attributes
     ----------
     base_bytes : int
         Interpreter, libraries and data that are resident before the run.
+    slack_bytes : int
+        Thread stacks, reserves of allocators, modules imported on the way.
     read_bytes : int
-        Columns of the chunks that are read at once.
-    work_bytes : int
-        Registers and temporaries of all threads.
-    result_bytes : int
-        Partials of chunks and the results.
+        Reading the columns of all chunks that are read at once, decoded pages and conversions
+        included.
+    value_bytes : int
+        Values of formulas that are alive, of all threads: the registers.
+    temporary_bytes : int
+        What single operations, and formulas evaluated as Python, allocate on the way, of all
+        threads.
+    step_bytes : int
+        The operations as Python objects, of all threads.
+    state_bytes : int
+        Values that chunks hand from task to task; none where a task does all of a chunk.
+    partial_bytes : int
+        Partials of chunks that wait to be combined, and the results.
+    task_bytes : int
+        The Dask graph.
+    threads : int
+        Threads at work.
     """
 
-    base_bytes: int
-    read_bytes: int
-    work_bytes: int
-    result_bytes: int
+    base_bytes: int = 0
+    slack_bytes: int = 0
+    read_bytes: int = 0
+    value_bytes: int = 0
+    temporary_bytes: int = 0
+    step_bytes: int = 0
+    state_bytes: int = 0
+    partial_bytes: int = 0
+    task_bytes: int = 0
+    threads: int = 1
+
+    @property
+    def work_bytes(self) -> int:
+        """What all threads work in."""
+        return self.value_bytes + self.temporary_bytes + self.step_bytes
+
+    @property
+    def result_bytes(self) -> int:
+        """Partials, results and tasks."""
+        return self.partial_bytes + self.task_bytes
 
     @property
     def total_bytes(self) -> int:
         """The projected peak."""
-        return self.base_bytes + self.read_bytes + self.work_bytes + self.result_bytes
+        return sum(size for _, size in self.items())
+
+    def items(self) -> list[tuple[str, int]]:
+        """The parts of the projection, in words and bytes."""
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return [
+            ("interpreter, libraries and data in memory", self.base_bytes),
+            ("thread stacks and allocators", self.slack_bytes),
+            (f"reading, {threads}", self.read_bytes),
+            (f"values alive, {threads}", self.value_bytes),
+            (f"temporaries, {threads}", self.temporary_bytes),
+            ("operations as Python objects", self.step_bytes),
+            ("states of chunks between tasks", self.state_bytes),
+            ("partials and results", self.partial_bytes),
+            ("tasks", self.task_bytes),
+        ]
 
 
 _UNITS = {

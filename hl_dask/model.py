@@ -13,7 +13,16 @@ from hl_dask.check import compare
 from hl_dask.declared import shared_fields
 from hl_dask.errors import ModelError, PlanError
 from hl_dask.evaluate import Evaluator, evaluator_of
-from hl_dask.execution import Execution, Order, check_count, record_order, same_model, still_holds
+from hl_dask.execution import (
+    Execution,
+    Order,
+    Recorded,
+    check_count,
+    project_memory,
+    record_order,
+    same_model,
+    still_holds,
+)
 from hl_dask.fingerprint import state_digest
 from hl_dask.formula import OWN_STATE, BoundFormula
 from hl_dask.instance import ABSENT, Instance
@@ -228,10 +237,11 @@ class Model(Instance, framework=True):
         outputs: Sequence[str] | None = None,
         *,
         memory: int | str | None = None,
-        scheduler: str | None = None,
+        scheduler: Any = None,
         workers: int | None = None,
         block_rows: int | None = None,
         chunk_blocks: int | None = None,
+        granularity: str = "chunk",
         progress: bool | None = None,
         compute: bool = True,
     ) -> Any:
@@ -248,14 +258,18 @@ class Model(Instance, framework=True):
         memory : int or str, optional
             Total resident memory that the process may reach, such as ``"1GB"``. By default what is
             resident now and half of what the machine or the control group has free.
-        scheduler : str, optional
-            ``"threads"`` (default) or ``"synchronous"``.
+        scheduler : str or Client, optional
+            ``"threads"``, ``"synchronous"``, ``"distributed"``, a client of dask.distributed or the
+            address of a scheduler. By default the active client, or else threads.
         workers : int, optional
-            Threads; one for each processor by default.
+            Threads of a process; one for each processor by default.
         block_rows : int, optional
             Rows of a block; that of the plan by default.
         chunk_blocks : int, optional
             Blocks read and scheduled together; chosen to fit by default. Does not change results.
+        granularity : str, optional
+            What one task does: all of a ``"chunk"``, a time ``"step"`` of it, or a ``"formula"``
+            call, so that drawings and the dashboard show the action list. Does not change results.
         progress : bool, optional
             Show a progress bar; by default when a terminal watches.
         compute : bool
@@ -274,6 +288,8 @@ class Model(Instance, framework=True):
             Before any work, when the projected peak is above ``memory``.
         OpaqueFormulaError
             When formulas cannot be followed and the data are not in memory.
+        PlanError
+            When a granularity would make more than 50,000 tasks.
         """
         for name, value in (("chunk_blocks", chunk_blocks), ("workers", workers)):
             check_count(name, value)
@@ -284,7 +300,7 @@ class Model(Instance, framework=True):
             block_rows = plan.block_rows if block_rows is None else block_rows
         block_rows = BLOCK_ROWS if block_rows is None else block_rows
         order = self._order(self._length(proj_len), outputs, block_rows, memory=memory)
-        settings = Settings(memory, scheduler, workers, chunk_blocks, progress)
+        settings = Settings(memory, scheduler, workers, chunk_blocks, progress, granularity)
         edition = self._edition
         execution = Execution(
             order, settings, self._kept, lambda result: self._take_over(result, edition)
@@ -367,10 +383,19 @@ class Model(Instance, framework=True):
         return Order(cls.__name__, subject, proj_len, names, block_rows, state, self._bind)
 
     def _bind(self, plan: ActionPlan) -> ActionPlan:
-        return plan.bound(self._evaluator)
+        return plan.bound(self._evaluator, self._projector)
 
     def _evaluator(self, plan: ActionPlan) -> Evaluator:
-        """What evaluates a plan with the model as it is now; records when that is necessary."""
+        """What evaluates a plan with the model as it is now."""
+        kept, order = self._recorded(plan)
+        return evaluator_of(kept.recording, order.subject, order.model, plan.block_rows)
+
+    def _projector(self, plan: ActionPlan, rows: int, memory: int | str | None) -> Any:
+        """The memory that a run of a plan is projected to take."""
+        return project_memory(*self._recorded(plan), rows, memory)
+
+    def _recorded(self, plan: ActionPlan) -> tuple[Recorded, Order]:
+        """The recording of a plan, made anew where it does not hold for the model as it is now."""
         order = self._order(plan.proj_len, plan.outputs, plan.block_rows)
         kept = self._kept
         holds = same_model if order.subject.points is None else still_holds
@@ -378,7 +403,7 @@ class Model(Instance, framework=True):
             kept = record_order(order)
             if plan is self._plan:
                 self.__dict__["_kept"] = kept
-        return evaluator_of(kept.recording, order.subject, order.model, plan.block_rows)
+        return kept, order
 
 
 class LightModel(Model, framework=True):

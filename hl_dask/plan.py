@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from hl_dask._plan_file import check_state
-from hl_dask.blocks import Blocks
-from hl_dask.errors import PlanError
+from hl_dask.blocks import CHUNK_BLOCKS, Blocks
+from hl_dask.errors import MemoryBudgetError, PlanError
 from hl_dask.memory import parse_bytes, size_text
 
 VERSION = 1
@@ -219,12 +219,24 @@ class ActionPlan:
 
     # ---- evaluating it -----------------------------------------------------------------------
 
-    def bound(self, evaluator: Callable[[ActionPlan], Any]) -> ActionPlan:
-        """The same plan with a model behind it: ``evaluator(plan)`` gives what evaluates it."""
+    def bound(
+        self, evaluator: Callable[[ActionPlan], Any], projector: Callable[..., Any] | None = None
+    ) -> ActionPlan:
+        """The same plan with a model behind it.
+
+        Parameters
+        ----------
+        evaluator : callable
+            ``evaluator(plan)`` gives what evaluates it.
+        projector : callable, optional
+            ``projector(plan, rows, memory)`` projects the memory of a run: blocks, threads, a
+            :class:`~hl_dask.memory.MemoryEstimate` and the bytes allowed; None where the replay is
+            in one piece.
+        """
         if self.__dict__.get("_evaluator") == evaluator:
             return self
         plan = replace(self)
-        plan.__dict__["_evaluator"] = evaluator
+        plan.__dict__.update(_evaluator=evaluator, _projector=projector)
         return plan
 
     @property
@@ -291,7 +303,7 @@ class ActionPlan:
         names = ["call", "formula", "kind", "phase", "reads", "row_bytes", "reported", "released"]
         return pd.DataFrame(rows, columns=names)
 
-    def blocks(self, rows: int, chunk_blocks: int = 16) -> Blocks:
+    def blocks(self, rows: int, chunk_blocks: int = CHUNK_BLOCKS) -> Blocks:
         """How rows are cut into blocks and chunks."""
         return Blocks(rows, self.block_rows, chunk_blocks)
 
@@ -303,17 +315,29 @@ class ActionPlan:
         rows : int, optional
             Number of policies; those of the recording by default.
         memory : int or str, optional
-            Total resident memory allowed, in bytes or as ``"1GB"``; decides how many chunks fit.
+            Total resident memory allowed, in bytes or as ``"1GB"``; by default what a run would
+            take it to be.
+
+        Returns
+        -------
+        str
+            Ends with the projected peak, item by item, where the plan has its model behind it, as
+            ``model.plan`` has; a plan from a file says what a thread works in.
         """
+        if memory is not None:
+            parse_bytes(memory)
         rows = self.rows if rows is None else rows
         if rows < 1:
             msg = f"rows is a number of policies of at least 1; got {rows!r}"
             raise PlanError(msg, remedy="give explain(rows=...) a positive whole number")
+        cut = self.blocks(rows)
+        return "\n".join([*self._summary(cut), *self._explain_memory(memory, cut), *self._notes()])
+
+    def _summary(self, cut: Blocks) -> list[str]:
         kinds = {
             k: sum(i.kind == k for i in self.calls) for k in ("shared", "per-point", "portfolio")
         }
-        cut = self.blocks(rows)
-        lines = [
+        return [
             f"{self.model}: t = 0..{self.proj_len}, {len(self.calls):,} formula calls "
             f"({', '.join(f'{n:,} {k}' for k, n in kinds.items())}), {self.output_count:,} outputs",
             f"  {self.nodes:,} array operations, {self.row_nodes:,} of them on every block of "
@@ -325,23 +349,38 @@ class ActionPlan:
             + (" ..." if len(self.peak_live) > 8 else ""),
             f"  columns read ({self.column_row_bytes} bytes a row): "
             f"{', '.join(self.columns) or 'none'}",
-            f"  {rows:,} policies: {cut.n_blocks:,} blocks, {cut.n_chunks:,} chunks of at most "
-            f"{cut.chunk_rows:,} rows, one task each",
-            f"  a plain run would keep {size_text(self.unoptimised_row_bytes * rows)}; "
+            f"  {cut.rows:,} policies: {cut.n_blocks:,} blocks, {cut.n_chunks:,} chunks of at most "
+            f"{cut.chunk_rows:,} rows",
+            f"  a plain run would keep {size_text(self.unoptimised_row_bytes * cut.rows)}; "
             f"this plan works in {size_text(self.thread_bytes(cut.chunk_rows))} a thread",
         ]
-        if memory is not None:
-            lines.append(self._explain_memory(memory, cut))
-        lines += [
+
+    def _notes(self) -> list[str]:
+        lines = [
             f"  evaluated as Python on each block: {n} ({why})" for n, why in self.opaque.items()
         ]
         lines += [f"  forces a replay in one piece: {n} ({why})" for n, why in self.whole.items()]
         if self.guards:
             lines.append(f"  totals turned into Python values by: {_by_formula(self.guards)}")
-        return "\n".join(lines)
+        return lines
 
-    def _explain_memory(self, memory: int | str, cut: Blocks) -> str:
-        allowed = parse_bytes(memory)
+    def _explain_memory(self, memory: int | str | None, cut: Blocks) -> list[str]:
+        projector = self.__dict__.get("_projector")
+        if projector is None or self.whole:
+            return [] if memory is None else [self._explain_thread(parse_bytes(memory), cut)]
+        try:
+            found, threads, projected, allowed = projector(self, cut.rows, memory)
+        except MemoryBudgetError as error:
+            return [f"  refused: {error.message}", f"    what to do: {error.remedy}"]
+        sizes = [(text, size_text(size)) for text, size in projected.items() if size]
+        width = max(len(text) for text, _ in sizes)
+        return [
+            f"  projected to reach {size_text(projected.total_bytes)} of {size_text(allowed)} "
+            f"allowed, with {threads} thread(s) and chunks of {found.chunk_rows:,} rows:",
+            *(f"    {text:<{width}}  {size:>10}" for text, size in sizes),
+        ]
+
+    def _explain_thread(self, allowed: int, cut: Blocks) -> str:
         one = self.thread_bytes(cut.chunk_rows)
         smallest = self.thread_bytes(self.block_rows)
         verdict = (
@@ -364,7 +403,11 @@ class ActionPlan:
         return max((i.phase for i in self.calls), default=0) or 1
 
     def __repr__(self) -> str:
-        return f"<ActionPlan {self.explain()}>"
+        return f"<ActionPlan {self._text()}>"
+
+    def _text(self) -> str:
+        # Without the projection of memory, which looks at the files.
+        return "\n".join([*self._summary(self.blocks(self.rows)), *self._notes()])
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -372,7 +415,7 @@ class ActionPlan:
             for i in self.calls[:50]
         )
         return (
-            f"<pre>{_escape(self.explain())}</pre><table><thead><tr><th>call</th><th>kind</th>"
+            f"<pre>{_escape(self._text())}</pre><table><thead><tr><th>call</th><th>kind</th>"
             f"<th>phase</th><th>bytes/row</th></tr></thead><tbody>{rows}</tbody></table>"
         )
 
@@ -431,11 +474,12 @@ class ActionPlan:
         """The same plan with another block size."""
         plan = replace(self, block_rows=block_rows, _actions=[])
         evaluator = self.__dict__.get("_evaluator")
-        return plan if evaluator is None else plan.bound(evaluator)
+        projector = self.__dict__.get("_projector")
+        return plan if evaluator is None else plan.bound(evaluator, projector)
 
     def __getstate__(self) -> dict[str, Any]:
         # The model stays where it is: a copy is a description, as a plan from a file is.
-        return {k: v for k, v in self.__dict__.items() if k != "_evaluator"}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_evaluator", "_projector")}
 
 
 def _by_formula(calls: Sequence[str]) -> str:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from hl_dask.expr import PORTFOLIO, REDUCTIONS, SHARED, Graph
 from hl_dask.kernel import portfolio_ancestors
 from hl_dask.plan import ActionPlan, CallInfo, Calls
 from hl_dask.points import ModelPoints
-from hl_dask.program import Program, compile_program, row_bytes
+from hl_dask.program import VIEWS, Program, compile_program, row_bytes
 from hl_dask.record import Recording, no_collection
+from hl_dask.segments import Label
+
+CHUNK, STEP, FORMULA = "chunk", "step", "formula"
+GRANULARITIES = (CHUNK, STEP, FORMULA)
+"""What one task does: all of a chunk, a time step of it, or a formula call."""
 
 
 def roots_of(recording: Recording) -> list[int]:
@@ -27,15 +33,76 @@ def reductions_of(recording: Recording) -> list[int]:
     return [n for n in needed if graph.ops[n].name in REDUCTIONS]
 
 
-def program_of(recording: Recording, reductions: Sequence[int] | None = None) -> Program:
+def program_of(
+    recording: Recording,
+    reductions: Sequence[int] | None = None,
+    granularity: str = CHUNK,
+) -> Program:
     """The program of some reductions (all that are needed by default), compiled once."""
     wanted = tuple(reductions_of(recording) if reductions is None else reductions)
-    program = recording.programs.get(wanted)
+    program = recording.programs.get((wanted, granularity))
     if program is None:
+        labels = None
+        if granularity != CHUNK:
+            labels = partial(labels_of, recording, by_t=granularity == STEP)
         with no_collection():
-            program = compile_program(recording.graph, wanted, recording.describe)
-        recording.programs = {wanted: program}
+            program = compile_program(recording.graph, wanted, recording.describe, labels)
+        recording.programs = {(wanted, granularity): program}
     return program
+
+
+def labels_of(
+    recording: Recording, order: Sequence[int], reads: Mapping[int, Sequence[int]], *, by_t: bool
+) -> dict[int, Label]:
+    """The label of each operation: its formula call, or the time step of that.
+
+    Operations that two formulas have in common count for the one that needs them first. What a
+    formula without t does belongs to the step of what it reads: the terms of a present value are
+    added up step by step.
+    """
+    owners = _owners(recording, order, reads)
+    texts: dict[int, Label] = {}
+    labels: dict[int, Label] = {}
+    steps: dict[int, int | None] = {}
+    for op in order:
+        owner = owners[op]
+        if by_t:
+            known = [s for read in reads[op] if (s := steps[read]) is not None]
+            step = steps[op] = _step(owner, max(known, default=None))
+            labels[op] = Label("step", "before t" if step is None else f"t = {step}")
+            continue
+        if id(owner) not in texts:
+            text = recording.describe(owner)
+            texts[id(owner)] = Label(text if owner is None else owner.formula.name, text)
+        labels[op] = texts[id(owner)]
+    return labels
+
+
+def _owners(
+    recording: Recording, order: Sequence[int], reads: Mapping[int, Sequence[int]]
+) -> dict[int, Any]:
+    """The formula call that each operation is done for."""
+    graph = recording.graph
+    values = {
+        (id(call), graph.args[n][0] if graph.ops[n].name in VIEWS else n)
+        for call, nodes in zip(recording.calls, recording.nodes, strict=True)
+        for n in nodes
+    }
+    owners: dict[int, Any] = {}
+    first_user: dict[int, int] = {}
+    for op in reversed(order):
+        owner = graph.owners[op]
+        if op in first_user and (id(owner), op) not in values:
+            owner = owners[first_user[op]]
+        owners[op] = owner
+        for read in reads[op]:
+            first_user[read] = op
+    return owners
+
+
+def _step(owner: Any, latest: int | None) -> int | None:
+    params = () if owner is None else owner.formula.params
+    return int(owner.key[params.index("t")]) if "t" in params else latest
 
 
 def build_plan(

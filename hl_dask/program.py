@@ -8,17 +8,19 @@ a partial in a flat vector, one vector for each way of combining and dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from hl_dask._columns import TEXT_BYTES
 from hl_dask.aggregate import COMBINE, Aggregate
 from hl_dask.errors import UnsupportedError
 from hl_dask.expr import POINT, PORTFOLIO, REDUCTIONS, Graph, Meta
-from hl_dask.liveness import alive_at, allocate, last_use, peak_live, schedule
+from hl_dask.liveness import alive_at, allocate, last_use, peak_live, regroup, schedule
+from hl_dask.segments import Label, Segment, cut
 
 STATIC = frozenset({"constant", "full"})
 """Values that no block changes."""
@@ -65,6 +67,8 @@ class Program:
         Bytes for each row of a block of all values alive at once, at most.
     live_at_peak : list of int
         The nodes that are alive there.
+    segments : list of Segment
+        Where the order is cut into tasks; none when a task does all of it.
     """
 
     graph: Graph
@@ -78,6 +82,16 @@ class Program:
     describe: Callable[[Any], str]
     live_row_bytes: int = 0
     live_at_peak: list[int] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+
+    @property
+    def state_row_bytes(self) -> int:
+        """Bytes for each row of what passes a cut between segments, at most."""
+        return max((self._row_bytes((*s.keeps, *s.makes)) for s in self.segments), default=0)
+
+    def _row_bytes(self, nodes: Iterable[int]) -> int:
+        kinds = [self.kinds[self.register[node]] for node in nodes]
+        return sum(value_bytes(kind) for kind in kinds)
 
     def arena_bytes(self, rows: int) -> int:
         """Bytes of all registers for blocks of that many rows."""
@@ -116,13 +130,23 @@ def row_bytes(kind: Meta) -> int:
     return np.dtype(dtype).itemsize * math.prod(shape)
 
 
+def value_bytes(kind: Meta) -> int:
+    """Bytes of one row of a value that is kept, the text of objects included."""
+    dtype, shape, _ = kind
+    each = TEXT_BYTES if np.dtype(dtype).hasobject else np.dtype(dtype).itemsize
+    return each * math.prod(shape)
+
+
 def register_bytes(kind: Meta, rows: int) -> int:
     """Bytes that a register takes in the arena."""
     return -(-row_bytes(kind) * rows // ALIGN) * ALIGN + STAGGER
 
 
 def compile_program(
-    graph: Graph, reductions: Iterable[int], describe: Callable[[Any], str]
+    graph: Graph,
+    reductions: Iterable[int],
+    describe: Callable[[Any], str],
+    labels: Callable[..., Mapping[int, Label]] | None = None,
 ) -> Program:
     """Choose an order and registers for everything that some reductions need.
 
@@ -132,6 +156,9 @@ def compile_program(
         Nodes that reduce over the rows.
     describe : callable
         Text of a formula call, for error messages.
+    labels : callable, optional
+        ``labels(order, reads)`` gives the label of each node: those of one label are done by one
+        task where that is possible. By default one task does all.
 
     Raises
     ------
@@ -156,6 +183,9 @@ def compile_program(
     sizes = {n: 0 if meta is None else row_bytes(meta) for n, meta in metas.items()}
     size = sizes.__getitem__
     order = schedule(real, table, size)
+    label = labels(order, table) if labels is not None else {}
+    if label:
+        order = regroup(order, table, label.__getitem__)
     last = last_use(order, reads)
     register, kinds = allocate(
         order,
@@ -167,6 +197,7 @@ def compile_program(
     )
     peak, where = peak_live(order, reads, size, last)
     slots, vectors, aggregates = _slots(graph, wanted)
+    loads = {n: str(ops[n].static) for n in moving if names[n] == "column"}
     return Program(
         graph,
         order,
@@ -175,10 +206,11 @@ def compile_program(
         slots,
         vectors,
         aggregates,
-        columns=sorted({str(ops[n].static) for n in moving if names[n] == "column"}),
+        columns=sorted(set(loads.values())),
         describe=describe,
         live_row_bytes=peak,
         live_at_peak=alive_at(order, last, where),
+        segments=cut(order, reads, last, label.__getitem__, loads.get) if label else [],
     )
 
 

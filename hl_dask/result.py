@@ -53,8 +53,8 @@ def tabulate(reports: Iterable[Report], proj_len: int) -> tuple[pd.DataFrame, di
         where = formula.params.index("t")
         label = (formula.name, *key[:where], *key[where + 1 :])
         if np.ndim(value):
-            for entry in np.ndindex(np.shape(value)):
-                columns.setdefault((*label, *entry), {})[int(key[where])] = value[entry]
+            for entry, part in np.ndenumerate(np.asarray(value)):
+                columns.setdefault((*label, *entry), {})[int(key[where])] = part
         else:
             columns.setdefault(label, {})[int(key[where])] = value
     index = pd.RangeIndex(proj_len + 1, name="t")

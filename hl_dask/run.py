@@ -23,11 +23,11 @@ from hl_dask._dask_compat import progress_bar, run_here, run_threads
 from hl_dask.budget import fit, peak_bytes, processors
 from hl_dask.chunks import ChunkRunner
 from hl_dask.cluster import client_of, is_address, is_client, run_on, worker_peaks, workers_of
-from hl_dask.errors import SchedulerError, UnsupportedError
+from hl_dask.errors import PlanError, SchedulerError, UnsupportedError
 from hl_dask.kernel import evaluate_global
 from hl_dask.lower import lower
 from hl_dask.memory import MemoryEstimate, parse_bytes
-from hl_dask.planning import program_of, reductions_of, roots_of
+from hl_dask.planning import CHUNK, GRANULARITIES, program_of, reductions_of, roots_of
 from hl_dask.points import ModelPoints
 from hl_dask.record import Recording
 from hl_dask.replay import same_number
@@ -54,6 +54,8 @@ class Settings:
         Blocks of a chunk; chosen to fit by default.
     progress : bool or None
         Show a progress bar; by default when standard error is a terminal.
+    granularity : str
+        What one task does: ``chunk``, ``step`` or ``formula``.
     """
 
     memory: int | str | None = None
@@ -61,6 +63,7 @@ class Settings:
     workers: int | None = None
     chunk_blocks: int | None = None
     progress: bool | None = None
+    granularity: str = CHUNK
 
 
 @dataclass
@@ -151,6 +154,18 @@ def floating_errors() -> dict[str, Any]:
     return {k: v if v == "raise" else "ignore" for k, v in np.geterr().items()}
 
 
+def check_granularity(granularity: Any) -> None:
+    """Refuse a granularity that is unknown.
+
+    Raises
+    ------
+    PlanError
+    """
+    if granularity not in GRANULARITIES:
+        msg = f"granularity={granularity!r} is not known"
+        raise PlanError(msg, remedy=f"use one of {', '.join(map(repr, GRANULARITIES))}")
+
+
 # ---- passes ----------------------------------------------------------------------------------
 
 
@@ -180,6 +195,7 @@ class Projection:
         settings: Settings,
     ) -> None:
         check_scheduler(settings.scheduler)
+        check_granularity(settings.granularity)
         self.recording = recording
         self.rerecord = rerecord
         self.points = points
@@ -209,8 +225,8 @@ class Projection:
         if not missing:
             return None
         started = time.perf_counter()
-        program = program_of(self.recording, missing)
         settings = self.settings
+        program = program_of(self.recording, missing, settings.granularity)
         most = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
         memory, base_bytes = settings.memory, None
         if client is not None:
@@ -232,6 +248,7 @@ class Projection:
             most_workers=most,
             chunk_blocks=settings.chunk_blocks,
             base_bytes=base_bytes,
+            all_workers=client is not None and bool(program.segments),
         )
         at_once = workers if client is not None else None
         runner = ChunkRunner.make(program, self.points, blocks, floating_errors(), at_once)

@@ -255,3 +255,28 @@ def test_some_of_the_policies(folder: Path) -> None:
         assert "what to do" in found.stderr
     found = run("run", "term.py:Base", "--proj-len", "0", "--where", "age > 3")
     assert found.exit_code == 2
+
+
+def test_every_granularity_prints_the_same(folder: Path) -> None:
+    base = ["term.py:Term", "--data", "policies.parquet", "--proj-len", "13", *SETTINGS]
+    texts = [run("run", *base, "--granularity", g).stdout for g in ("chunk", "step", "formula")]
+    assert texts[0]
+    assert texts[1:] == texts[:1] * 2
+    assert run("run", *base, "--granularity", "month").exit_code == 2
+
+
+@pytest.mark.cluster
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_scheduler_by_its_address(folder: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    base = ["term.py:Term", "--data", "policies.parquet", "--proj-len", "13", *SETTINGS]
+    here = run("run", *base).stdout
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0"
+    ) as cluster:
+        there = run("run", *base, "--scheduler", cluster.scheduler_address)
+        assert there.exit_code == 0, there.output
+        assert there.stdout == here
+    gone = run("run", *base, "--scheduler", "tcp://127.0.0.1:1")
+    assert gone.exit_code == 3
+    assert "no dask scheduler answers" in gone.stderr

@@ -50,7 +50,7 @@ def test_a_budget_that_is_too_small_is_refused_before_any_work() -> None:
         model.ExecuteActions(memory="20MB")
     text = str(info.value)
     assert "20.0 MB are allowed" in text
-    assert "with one thread" in text
+    assert "with 1 thread and the smallest chunks" in text
     assert "level(" in text  # what is alive at the highest point
     assert "memory=" in text
     assert "Parquet" in text  # the data are in memory

@@ -160,7 +160,7 @@ def test_a_plan_comes_back_from_its_file(
     loaded = ActionPlan.load(str(path))
     assert loaded == plan
     assert loaded.actions == asked
-    assert loaded.explain() == plan.explain()
+    assert repr(loaded) == repr(plan)
     assert [p.name for p in path.parent.iterdir()] == ["plan.json"], "nothing half-written stays"
 
 
@@ -342,7 +342,7 @@ def test_what_is_no_amount(value: Any) -> None:
 
 
 def test_an_estimate_adds_up() -> None:
-    assert MemoryEstimate(1, 20, 300, 4_000).total_bytes == 4_321
+    assert MemoryEstimate(1, 20, read_bytes=300, task_bytes=4_000).total_bytes == 4_321
 
 
 # ---- plans of models -----------------------------------------------------------------------------
@@ -487,7 +487,7 @@ def test_explain_tells_what_a_run_does_and_costs() -> None:
         f"{plan.live_row_bytes} bytes a row, in {plan.register_row_bytes} of registers",
         "highest memory at: ",
         "age, policy_count, sum_assured",
-        "2,000 policies: 7 blocks, 1 chunks",
+        "2,000 policies: 7 blocks, 7 chunks",
     ):
         assert part in text
     for call in plan.peak_live[:8]:
@@ -495,12 +495,35 @@ def test_explain_tells_what_a_run_does_and_costs() -> None:
     assert "10,000,000 policies: 33,334 blocks" in plan.explain(rows=10**7)
 
 
-def test_explain_compares_with_the_memory_allowed() -> None:
-    plan = term().plan
+def test_explain_itemises_the_projection(tmp_path: Path) -> None:
+    model = term()
+    text = model.plan.explain(memory="1GB")
+    assert "of 1.0 GB allowed" in text
+    result = model.ExecuteActions(memory="1GB")
+    for name, size in result.stats.estimate.items():
+        assert (f"    {name} " in text) == (size > 0)
+    assert "projected to reach" in model.plan.explain()
+    tight = model.plan.explain(rows=10**6, memory=1_000)
+    assert "refused: the run is projected to reach" in tight
+    assert "alive at the highest point: " in tight
+    smallest = int(tight.split("memory=")[1].split(" ")[0].replace("_", ""))
+    assert "projected to reach" in model.plan.explain(rows=10**6, memory=smallest + 10**7)
+    with pytest.raises(PlanError, match="is not an amount of memory"):
+        model.plan.explain(memory="a lot")
+    # What the plan takes follows the model as it is now, and more rows from files take no more.
+    pd.DataFrame(policies()).to_parquet(tmp_path / "a.parquet")
+    model.data = tmp_path / "a.parquet"
+    few, many = (model._projector(model.plan, rows, None)[2].value_bytes for rows in (10**5, 10**8))
+    assert few == many
+
+
+def test_a_plan_from_a_file_says_what_a_thread_works_in(tmp_path: Path) -> None:
+    term().plan.save(tmp_path / "plan.json")
+    plan = hl.ActionPlan.load(tmp_path / "plan.json")
     assert "fits" in plan.explain(rows=10**6, memory="1GB")
     assert "of 1.0 GB allowed in all" in plan.explain(memory="1GB")
-    tight = plan.explain(rows=10**6, memory=1_000)
-    assert "needs smaller chunks" in tight
+    assert "needs smaller chunks" in plan.explain(rows=10**6, memory=1_000)
+    assert "allowed" not in plan.explain()
     with pytest.raises(PlanError, match="is not an amount of memory"):
         plan.explain(memory="a lot")
 
@@ -534,7 +557,8 @@ def test_explain_names_what_forces_one_piece() -> None:
 
 def test_a_plan_shows_itself() -> None:
     plan = term().plan
-    assert repr(plan) == f"<ActionPlan {plan.explain()}>"
+    text = repr(plan).removeprefix("<ActionPlan ").removesuffix(">")
+    assert plan.explain().startswith(text)
     html = plan._repr_html_()
     assert html.startswith("<pre>Term: t = 0..8")
     assert html.count("<tr>") == 1 + min(50, len(plan.calls))
