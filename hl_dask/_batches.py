@@ -56,6 +56,8 @@ class BatchSource(abc.ABC):
 
     in_memory = False
     description: str
+    home: str | None = None
+    """Where the columns are, for messages: the first of the files."""
 
     def __init__(self, columns: Sequence[str], stored: Array, description: str) -> None:
         self.columns = tuple(columns)
@@ -209,7 +211,7 @@ class BatchSource(abc.ABC):
             kind, shape = kind.value_type, (kind.list_size,)
         dtype = None
         if not arrow_is_text(kind) and not pa.types.is_null(kind):
-            dtype = arrow_dtype(name, kind)
+            dtype = arrow_dtype(name, kind, self.home)
         part = self._with_null(name)
         if part is not None or pa.types.is_null(kind):
             # It is known that there is one: say so now, and not after hours of work.

@@ -72,6 +72,7 @@ class CsvSource(ParquetSource):
         more = ", ..." if len(kinds) > 12 else ""
         self.description = f"{len(paths):,} CSV file{'s' if len(paths) > 1 else ''} ({shown}{more})"
         self._origin = dict(zip(files, paths, strict=True))
+        self.home = paths[0]
 
     def __getstate__(self) -> dict[str, Any]:
         # The copy is removed by the process that made it, and not by one that reads it as well.

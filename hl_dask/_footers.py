@@ -8,10 +8,11 @@ row group that holds a null.
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,10 @@ import pyarrow.parquet as pq
 
 from hl_dask._columns import Array
 from hl_dask._kinds import merged_kind
+from hl_dask._thrift import Struct, read_struct
 from hl_dask.errors import DataError, HlDaskError
 
+_ANEW = "write the file anew: it is damaged"
 _SUFFIXES = {".parquet", ".parq", ".pq"}
 
 
@@ -65,6 +68,92 @@ class Footers:
     small_pages: bool
 
 
+# ---- the footer as it is stored --------------------------------------------------------------
+
+# Numbers of fields in the structs of the Parquet format.
+_CREATED_GROUPS = 4
+_GROUP_COLUMNS, _GROUP_ROWS = 1, 3
+_CHUNK_METADATA = 3
+_TYPE = 1
+_VALUES, _DECODED, _STORED, _DATA_AT, _DICTIONARY_AT = 5, 6, 7, 9, 11
+_STATISTICS, _SIZES = 12, 16
+_BOUNDS, _NULLS = (1, 2, 5, 6), 3
+_TEXT_BYTES, _LEVELS = 1, (2, 3)
+_PHYSICAL = {
+    "BOOLEAN": 0,
+    "INT32": 1,
+    "INT64": 2,
+    "INT96": 3,
+    "FLOAT": 4,
+    "DOUBLE": 5,
+    "BYTE_ARRAY": 6,
+    "FIXED_LEN_BYTE_ARRAY": 7,
+}
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+
+
+class _Leaf(NamedTuple):
+    """A column as files store it: its name, physical type and levels."""
+
+    name: str
+    physical: str
+    repetition: int
+    definition: int
+
+
+class _RowGroup(NamedTuple):
+    rows: int
+    columns: list[Struct]
+
+
+def _leaves(schema: Any) -> list[_Leaf]:
+    columns = [schema.column(k) for k in range(len(schema))]
+    return [
+        _Leaf(c.path, c.physical_type, c.max_repetition_level, c.max_definition_level)
+        for c in columns
+    ]
+
+
+def _row_groups(path: str) -> Iterator[_RowGroup]:
+    """What the footer of a file says of its row groups.
+
+    Arrow's own objects for them end the process where a footer is damaged in certain ways.
+    """
+    with open(path, "rb") as file:
+        file.seek(-8, os.SEEK_END)
+        length = int.from_bytes(file.read(4), "little")
+        file.seek(-8 - length, os.SEEK_END)
+        footer, _ = read_struct(file.read(length))
+    for group in footer.get(_CREATED_GROUPS, []):
+        try:
+            chunks = [chunk[_CHUNK_METADATA] for chunk in group[_GROUP_COLUMNS]]
+            yield _RowGroup(group[_GROUP_ROWS], chunks)
+        except (KeyError, TypeError) as error:
+            msg = "the footer lacks a part"
+            raise DataError(msg, file=path, remedy=_ANEW) from error
+
+
+def _check_chunk(chunk: Struct, leaf: _Leaf, path: str, number: int) -> None:
+    """Refuse what Arrow would end the process for."""
+    sizes, stats = chunk.get(_SIZES, {}), chunk.get(_STATISTICS, {})
+    width = _WIDTHS.get(leaf.physical)
+    lengths = [len(sizes.get(levels, [])) for levels in _LEVELS]
+    fine = (
+        all(isinstance(chunk.get(key), int) for key in (_VALUES, _DECODED, _STORED, _DATA_AT))
+        and chunk.get(_TYPE) == _PHYSICAL.get(leaf.physical)
+        and lengths[0] in (0, leaf.repetition + 1)
+        and lengths[1] in (0, leaf.definition + 1)
+        and (_TEXT_BYTES not in sizes or leaf.physical == "BYTE_ARRAY")
+        and (width is None or all(len(stats[at]) == width for at in _BOUNDS if at in stats))
+    )
+    if not fine:
+        msg = f"the footer contradicts itself on column {leaf.name!r} in row group {number}"
+        raise DataError(msg, column=leaf.name, file=path, remedy=_ANEW)
+
+
+# ---- all footers -----------------------------------------------------------------------------
+
+
 class _Collector:
     """Adds up footers, file by file.
 
@@ -90,7 +179,15 @@ class _Collector:
             self._add(path)
         except HlDaskError:
             raise
-        except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        except (
+            pa.ArrowException,
+            OSError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            MemoryError,
+        ) as error:
             msg = f"cannot read the Parquet footer: {' '.join(str(error).split())}"
             raise DataError(
                 msg, file=path, remedy="write the file anew: it is truncated, or no Parquet file"
@@ -100,42 +197,46 @@ class _Collector:
         stat = Path(path).stat()
         with pq.ParquetFile(path, pre_buffer=False) as file:
             metadata, schema = file.metadata, file.schema_arrow
+            leaves = _leaves(file.schema)
         if metadata.num_rows or not self.types:
             self._add_schema(path, schema, with_rows=metadata.num_rows > 0)
         self.small_pages &= "fastparquet" not in str(metadata.created_by)
         self.files.append(ParquetFile(path, stat.st_size, stat.st_mtime_ns))
         rows = 0
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            rows += group.num_rows
-            self._add_group(number, group)
+        for number, group in enumerate(_row_groups(path)):
+            rows += group.rows
+            self._add_group(number, group, leaves)
         if rows != metadata.num_rows:
             msg = f"the footer tells of {metadata.num_rows:,} rows, and of {rows:,} in row groups"
             raise DataError(msg, file=path, remedy=_ANEW)
 
-    def _add_group(self, number: int, group: Any) -> None:
-        if not group.num_rows:
-            return
+    def _add_group(self, number: int, group: _RowGroup, leaves: list[_Leaf]) -> None:
         path = self.files[-1].path
-        for leaf in range(group.num_columns):
-            chunk = group.column(leaf)
-            name = chunk.path_in_schema
-            if "." not in name and chunk.num_values != group.num_rows:
-                msg = (
-                    f"row group {number} has {group.num_rows:,} rows, and {chunk.num_values:,} "
-                    f"values in column {name!r}"
-                )
-                raise DataError(msg, column=name, file=path, remedy=_ANEW)
-            self.stored[name] = max(self.stored.get(name, 0), chunk.total_compressed_size)
-            if chunk.total_uncompressed_size > self.decoded.get(name, -1):
-                self.decoded[name] = chunk.total_uncompressed_size
-                first = chunk.dictionary_page_offset
-                first = chunk.data_page_offset if first is None else first
-                self.largest[name] = (path, first)
-            stats = chunk.statistics
-            if stats is not None and stats.has_null_count and stats.null_count:
-                self.null_group.setdefault(name, len(self.groups))
-        self.groups.append((len(self.files) - 1, number, group.num_rows))
+        if len(group.columns) != len(leaves):
+            msg = f"row group {number} has {len(group.columns)} columns, the schema {len(leaves)}"
+            raise DataError(msg, file=path, remedy=_ANEW)
+        for chunk, leaf in zip(group.columns, leaves, strict=True):
+            _check_chunk(chunk, leaf, path, number)
+            self._add_chunk(number, group.rows, chunk, leaf.name)
+        if group.rows:
+            self.groups.append((len(self.files) - 1, number, group.rows))
+
+    def _add_chunk(self, number: int, rows: int, chunk: Struct, name: str) -> None:
+        path = self.files[-1].path
+        if "." not in name and chunk[_VALUES] != rows:
+            msg = (
+                f"row group {number} has {rows:,} rows, and {chunk[_VALUES]:,} values in column "
+                f"{name!r}"
+            )
+            raise DataError(msg, column=name, file=path, remedy=_ANEW)
+        if not rows:
+            return
+        self.stored[name] = max(self.stored.get(name, 0), chunk[_STORED])
+        if chunk[_DECODED] > self.decoded.get(name, -1):
+            self.decoded[name] = chunk[_DECODED]
+            self.largest[name] = (path, chunk.get(_DICTIONARY_AT) or chunk[_DATA_AT])
+        if chunk.get(_STATISTICS, {}).get(_NULLS):
+            self.null_group.setdefault(name, len(self.groups))
 
     def _add_schema(self, path: str, schema: Any, *, with_rows: bool) -> None:
         types = {field.name: field.type for field in schema}
@@ -171,9 +272,6 @@ class _Collector:
         self.problems.setdefault(
             name, DataError(msg, column=name, file=path, remedy="write all files with one type")
         )
-
-
-_ANEW = "write the file anew: it is damaged"
 
 
 def _lacks(name: str, has: str, lacks: str) -> DataError:

@@ -266,6 +266,7 @@ class MemorySource:
     """Columns in memory, widened on first use."""
 
     in_memory = True
+    home: str | None = None
 
     def __init__(self, data: Mapping[str, Any], rows: int, description: str) -> None:
         self.columns = tuple(data)

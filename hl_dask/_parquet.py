@@ -66,6 +66,7 @@ class ParquetSource(BatchSource):
         files = len(footers.files)
         described = f"{files:,} Parquet file{'s' if files != 1 else ''} ({description})"
         super().__init__(tuple(footers.columns), footers.edges, described)
+        self.home = footers.files[0].path if footers.files else None
         self._footers = footers
         self._page_sizes: dict[str, PageSizes] = {}
         # Row groups that reads may enter: those with rows that pass.

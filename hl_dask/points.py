@@ -99,7 +99,7 @@ class ModelPoints:
     ) -> Self:
         if self._source.rows == 0:
             msg = f"{problem}: {self._source.description}"
-            raise DataError(msg, remedy=remedy)
+            raise DataError(msg, file=self._source.home, remedy=remedy)
         return self
 
     @classmethod
@@ -198,6 +198,7 @@ class ModelPoints:
             raise MissingColumnError(
                 msg,
                 column=str(column),
+                file=self._source.home,
                 remedy=f"{hint}The columns are: {shown}",
             )
         return column

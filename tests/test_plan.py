@@ -497,9 +497,9 @@ def test_explain_tells_what_a_run_does_and_costs() -> None:
 
 def test_explain_itemises_the_projection(tmp_path: Path) -> None:
     model = term()
-    text = model.plan.explain(memory="1GB")
-    assert "of 1.0 GB allowed" in text
-    result = model.ExecuteActions(memory="1GB")
+    text = model.plan.explain(memory="16GB")
+    assert "of 16.0 GB allowed" in text
+    result = model.ExecuteActions(memory="16GB")
     for name, size in result.stats.estimate.items():
         assert (f"    {name} " in text) == (size > 0)
     assert "projected to reach" in model.plan.explain()
