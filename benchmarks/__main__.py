@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from benchmarks import _measure, basic_term, cluster, memory, parquet, recording
+from hl_dask import demo
 
 
 class _Listed(click.ParamType):
@@ -84,10 +85,29 @@ def cluster_command(rows: Sequence[int], repeat: int, json_file: str | None) -> 
 @main.command("memory")
 @click.option("--rows", type=_Listed(_size), default="100000,1000000,10000000", show_default=True)
 @click.option("--memory", "budgets", type=_Listed(str), default="400MB,1GB,4GB", show_default=True)
+@click.option(
+    "--times",
+    type=_Listed(_size),
+    default="",
+    help="Measure data so many times as large as the first budget instead, e.g. 1,20.",
+)
+@click.option(
+    "--months",
+    type=click.IntRange(1, demo.MONTHS),
+    default=demo.MONTHS,
+    show_default=True,
+    help="Months to project, with --times.",
+)
 @_json
-def memory_command(rows: Sequence[int], budgets: Sequence[str], json_file: str | None) -> None:
+def memory_command(
+    rows: Sequence[int],
+    budgets: Sequence[str],
+    times: Sequence[int],
+    months: int,
+    json_file: str | None,
+) -> None:
     """Projected and measured peaks: every number of rows with every budget."""
-    measured = memory.run(rows, budgets)
+    measured = memory.scale(budgets[0], times, months) if times else memory.run(rows, budgets)
     _measure.report(measured, json_file)
     for line in memory.broken_promises(measured):
         click.echo(line)

@@ -1,8 +1,8 @@
 """The demo's model over Parquet files, within a budget of memory.
 
-``python -m benchmarks.parquet FOLDER MEMORY`` is one measurement, in the fresh process that `run`
-starts; ``python -m benchmarks.parquet FOLDER --write ROWS`` writes the portfolio, in a process of
-its own as well.
+``python -m benchmarks.parquet FOLDER MEMORY [MONTHS]`` is one measurement, in the fresh process
+that `run` starts; ``python -m benchmarks.parquet FOLDER --write ROWS`` writes the portfolio, in a
+process of its own as well.
 """
 
 import json
@@ -53,10 +53,11 @@ def _row(size: int, answers: list[dict[str, Any]]) -> _measure.Row:
     )
 
 
-def _measure_once(folder: str, memory: str) -> dict[str, float]:
-    model = demo.TermAssurance(data=f"{folder}/*.parquet", **demo.assumptions())
+def _measure_once(folder: str, memory: str, months: int = demo.MONTHS) -> dict[str, float]:
+    assumed = {**demo.assumptions(), "months": months}
+    model = demo.TermAssurance(data=f"{folder}/*.parquet", **assumed)
     start = perf_counter()
-    model.GenerateActions(proj_len=demo.MONTHS - 1)
+    model.GenerateActions(proj_len=months - 1)
     recorded = perf_counter()
     result = model.ExecuteActions(memory=memory)
     pv = float(result.values["pv_net_cf"])
@@ -67,6 +68,7 @@ def _measure_once(folder: str, memory: str) -> dict[str, float]:
         "projected_mb": result.stats.projected_bytes / _measure.MB,
         "peak_mb": _measure.high_water_bytes() / _measure.MB,
         "result": pv,
+        "row_bytes": model.plan.column_row_bytes,
     }
 
 
@@ -75,4 +77,4 @@ if __name__ == "__main__":
     if _rest[0] == "--write":
         print(json.dumps({"bytes": demo.write_portfolio(Path(_folder), int(_rest[1]))}))
     else:
-        print(json.dumps(_measure_once(_folder, _rest[0])))
+        print(json.dumps(_measure_once(_folder, _rest[0], *map(int, _rest[1:]))))

@@ -128,7 +128,7 @@ def _row_groups(path: str) -> Iterator[_RowGroup]:
         try:
             chunks = [chunk[_CHUNK_METADATA] for chunk in group[_GROUP_COLUMNS]]
             yield _RowGroup(group[_GROUP_ROWS], chunks)
-        except (KeyError, TypeError) as error:
+        except (LookupError, TypeError) as error:
             msg = "the footer lacks a part"
             raise DataError(msg, file=path, remedy=_ANEW) from error
 
@@ -185,6 +185,7 @@ class _Collector:
             ValueError,
             TypeError,
             AttributeError,
+            LookupError,
             OverflowError,
             MemoryError,
         ) as error:

@@ -86,6 +86,7 @@ class Graph:
     index: dict[tuple[int, ...], int] = field(default_factory=dict)
     op_ids: dict[Op, int] = field(default_factory=dict)
     partial_bytes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    temporary_bytes: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ops)

@@ -8,8 +8,12 @@ rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+import math
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -265,6 +269,45 @@ def as_rows(value: Any, rows: int, text: str, reason: str) -> Any:
     array = np.ascontiguousarray(array)
     array.setflags(write=False)
     return array
+
+
+MEASURED_TIMES = 16
+"""Times the rows of the sample on which the memory of an opaque formula is measured."""
+
+
+class Temporaries:
+    """What evaluating a formula allocates, measured on several numbers of rows.
+
+    NumPy and Python tell ``tracemalloc`` of their memory; Arrow, numba and other libraries with
+    allocators of their own do not.
+    """
+
+    def __init__(self) -> None:
+        self._peaks: dict[int, int] = {}
+
+    @contextlib.contextmanager
+    def measured(self, rows: int) -> Iterator[None]:
+        """Measure what is allocated meanwhile, on so many rows."""
+        starts = not tracemalloc.is_tracing()
+        if starts:
+            tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        try:
+            yield
+        finally:
+            _, peak = tracemalloc.get_traced_memory()
+            if starts:
+                tracemalloc.stop()
+            self._peaks[rows] = max(self._peaks.get(rows, 0), peak - before)
+
+    def law(self) -> tuple[int, int]:
+        """Bytes whatever the rows, and bytes for each row."""
+        found = sorted(self._peaks.items())
+        # On few rows, what does not grow with them hides what does: the two largest numbers tell.
+        slopes = [(q - p) / (m - n) for (n, p), (m, q) in pairwise(found[-2:])]
+        each = max(0, math.ceil(max(slopes, default=0)))
+        return max(0, *(peak - each * rows for rows, peak in found)), each
 
 
 def check_per_point(evaluate: Callable[[Rows], Any], plain: Any, text: str) -> None:

@@ -101,7 +101,10 @@ class Program:
         """Bytes that NumPy may allocate beside the registers while one operation runs."""
         widest = max((row_bytes(kind) for kind in self.kinds), default=8)
         # A look-up makes an index and a mask, np.where and gathers a result that is copied.
-        return 4 * max(widest, 8) * rows
+        own = [self.graph.temporary_bytes.get(node, (0, 0)) for node in self.order]
+        # What a formula allocates is measured on few rows, and lies in pages.
+        largest = max((fixed + each * rows for fixed, each in own), default=0) * 5 // 4
+        return max(4 * max(widest, 8) * rows, largest)
 
     def partial_bytes(self, rows: int) -> int:
         """Bytes of the partials of one set of blocks with so many rows.

@@ -11,11 +11,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from hl_dask.dataview import DataView
 from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
 from hl_dask.expr import Op
 from hl_dask.formula import Formula, bind_key, call_text, unhashable
-from hl_dask.opaque import OpaqueCall, Rows, SampleSession, as_rows, check_per_point, has_rows
+from hl_dask.opaque import (
+    MEASURED_TIMES,
+    OpaqueCall,
+    Rows,
+    SampleSession,
+    Temporaries,
+    as_rows,
+    check_per_point,
+    has_rows,
+)
 from hl_dask.points import ModelPoints
 from hl_dask.reach import Reach, put_back
 from hl_dask.session import HOP, CallStack, formula_error, on_fresh_stack
@@ -102,6 +113,8 @@ class TraceSession:
         self.stack = CallStack()
         self.frames: list[Call] = []
         self.shadows: dict[Formula, int] = {}
+        self.checked: dict[Formula, int] = {}
+        self.temporaries: dict[Formula, Temporaries] = {}
         self.instance: Any = None
         self.twin: Any = None
         self.attributes: dict[str, Any] = {}
@@ -402,24 +415,36 @@ class TraceSession:
         array = as_rows(plain, len(self.positions), call.text, reason)
         if formula.per_point:
             self._check_per_point(call, array)
-        return self._opaque_node(call, array)
+        value = self._opaque_node(call, array)
+        if formula in self.temporaries:
+            tracer.graph.temporary_bytes[value.node] = self.temporaries[formula].law()
+        return value
 
     def _check_per_point(self, call: Call, array: Any) -> None:
         """Each trial starts from what the user had, so that what a formula keeps shows."""
-        reach = self.reach
-        if reach is None:
-            check_per_point(lambda rows: self.plainly(call, rows), array, call.text)
-            return
-        now = reach.snapshot()
+        reach, formula = self.reach, call.formula
+        seen = self.checked[formula] = self.checked.get(formula, 0) + 1
+        if seen == 1 or not seen % SHADOW_EVERY:
+            temporaries = self.temporaries.setdefault(formula, Temporaries())
+        else:
+            temporaries = None
+        now = reach.snapshot() if reach is not None else None
 
         def evaluate(rows: Rows) -> Any:
-            reach.restore()
-            return self.plainly(call, rows)
+            if reach is not None:
+                reach.restore()
+            if temporaries is None:
+                return self.plainly(call, rows)
+            with temporaries.measured(len(rows.index)):
+                return self.plainly(call, rows)
 
         try:
             check_per_point(evaluate, array, call.text)
+            if temporaries is not None:
+                evaluate(Rows(np.tile(np.arange(len(array)), MEASURED_TIMES)))
         finally:
-            put_back(now)
+            if now is not None:
+                put_back(now)
 
     def _opaque_node(self, call: Call, plain: Any) -> Any:
         formula, tracer = call.formula, self.tracer

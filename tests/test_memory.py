@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import hl_dask as hl
 from hl_dask.budget import SLACK_BYTES, resident_bytes
 from hl_dask.errors import MemoryBudgetError
 from hl_dask.memory import parse_bytes, size_text
+from hl_dask.opaque import Temporaries
 
 RUN = """
 import json, sys
@@ -80,6 +82,54 @@ def test_less_memory_means_fewer_threads() -> None:
     )
     assert tight.stats.workers < 4
     pd.testing.assert_frame_equal(tight.df_agg, plenty.df_agg)
+
+
+HEAVY = """
+import json, sys
+import numpy as np
+import hl_dask as hl
+from hl_dask.budget import peak_bytes
+
+class Heavy(hl.Model):
+    @hl.per_point
+    def value(self, t):
+        x = np.asarray(self.data["x"])
+        table = np.repeat(x[:, None], 60, axis=1) * np.arange(60)
+        return (table * table).sum(axis=1) + t
+
+    @hl.per_point
+    def listed(self, t):
+        return np.array([float(v) * t for v in self.data["x"]])
+
+result = Heavy(data={"x": np.random.default_rng(1).random(1_000_000)}).ExecuteActions(2, workers=2)
+print(json.dumps({"projected": result.stats.projected_bytes, "measured": peak_bytes()}))
+"""
+
+
+def test_what_formulas_allocate_on_the_way_is_in_the_projection() -> None:
+    done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert found["measured"] <= found["projected"] <= 1.5 * found["measured"]
+
+
+def test_a_law_of_what_is_allocated() -> None:
+    temporaries = Temporaries()
+    for rows in (10, 100, 1_000, 16_000):
+        with temporaries.measured(rows):
+            np.zeros(500) + np.zeros(500)
+            np.zeros(rows) + 1.0
+    fixed, each = temporaries.law()
+    assert 15 <= each <= 17
+    assert fixed <= 12_500
+    assert fixed + 100 * each >= 12_000
+    assert not tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        with temporaries.measured(5):
+            pass
+        assert tracemalloc.is_tracing()
+    finally:
+        tracemalloc.stop()
 
 
 def fresh_run(pattern: str, memory: str) -> dict[str, Any]:
