@@ -133,14 +133,7 @@ def workers_of(client: Any) -> Workers:
     if not workers:
         msg = "the cluster of the client has no workers"
         raise SchedulerError(msg, remedy="start one (dask worker ADDRESS), or scale the cluster")
-    try:
-        found = client.run(environment)
-    except Exception as error:
-        msg = f"the workers cannot run hl_dask: {type(error).__name__}: {error}"
-        raise SchedulerError(
-            msg, remedy="install hl_dask, of this version, where workers and scheduler run"
-        ) from error
-    there = {f"the worker at {address}": env for address, env in found.items()}
+    there = {f"the worker at {place}": env for place, env in _environments(client).items()}
     check_alike(environment(), there)
     limits = [w["memory_limit"] for w in workers.values() if w.get("memory_limit")]
     resident = [int(w.get("metrics", {}).get("memory", 0)) for w in workers.values()]
@@ -153,6 +146,27 @@ def workers_of(client: Any) -> Workers:
     )
 
 
+def _environments(client: Any) -> dict[str, dict[str, str]]:
+    """Environments of the workers that are there; one may leave while it is asked."""
+    try:
+        found = client.run(environment, on_error="return")
+    except Exception as error:
+        raise _cannot_run(error) from error
+    for place in [place for place, value in found.items() if isinstance(value, BaseException)]:
+        error = found.pop(place)
+        if place in client.scheduler_info(n_workers=-1)["workers"]:
+            raise _cannot_run(error) from error
+    environments: dict[str, dict[str, str]] = found
+    return environments
+
+
+def _cannot_run(error: BaseException) -> SchedulerError:
+    msg = f"the workers cannot run hl_dask: {type(error).__name__}: {error}"
+    return SchedulerError(
+        msg, remedy="install hl_dask, of this version, where workers and scheduler run"
+    )
+
+
 def run_on(client: Any, graph: Mapping[Any, Any], key: Any, *, progress: bool) -> Any:
     """Value of a key of a graph, computed by the workers of a client."""
     future = client.get(dict(graph), [key], sync=False)[0]
@@ -160,7 +174,8 @@ def run_on(client: Any, graph: Mapping[Any, Any], key: Any, *, progress: bool) -
         if progress:
             from distributed import progress as bar  # noqa: PLC0415 - only when somebody watches
 
-            bar(future, notebook=False)  # type: ignore[no-untyped-call]
+            with client.as_current():  # the bar asks for the scheduler of the default client
+                bar(future, notebook=False)  # type: ignore[no-untyped-call]
         return future.result()
     finally:
         # After an error or Ctrl-C nobody waits for the rest.

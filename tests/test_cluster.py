@@ -310,3 +310,23 @@ def test_memory_is_that_of_all_workers_together(folder: Path, processes: Any) ->
         model.ExecuteActions(scheduler=processes, memory="100MB", **OPTIONS)
     result = model.ExecuteActions(scheduler=processes, memory="2GB", **OPTIONS)
     assert result.stats.allowed_bytes == 10**9
+
+
+class Client:
+    """A client some of whose workers fail when they are asked."""
+
+    def __init__(self, *there: str) -> None:
+        self.there = there
+
+    def run(self, function: Any, on_error: str) -> dict[str, Any]:
+        assert on_error == "return"
+        return {"here": function(), "leaving": OSError("the connection is closed")}
+
+    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+        return {"workers": dict.fromkeys(self.there)}
+
+
+def test_a_worker_that_leaves_while_it_is_asked_is_no_error() -> None:
+    assert list(cluster._environments(Client("here"))) == ["here"]
+    with pytest.raises(SchedulerError, match="cannot run hl_dask: OSError: the connection"):
+        cluster._environments(Client("here", "leaving"))
