@@ -152,12 +152,11 @@ def _environments(client: Any) -> dict[str, dict[str, str]]:
         found = client.run(environment, on_error="return")
     except Exception as error:
         raise _cannot_run(error) from error
-    for place in [place for place, value in found.items() if isinstance(value, BaseException)]:
-        error = found.pop(place)
+    failed = {place: value for place, value in found.items() if isinstance(value, BaseException)}
+    for place, reason in failed.items():
         if place in client.scheduler_info(n_workers=-1)["workers"]:
-            raise _cannot_run(error) from error
-    environments: dict[str, dict[str, str]] = found
-    return environments
+            raise _cannot_run(reason) from reason
+    return {place: value for place, value in found.items() if place not in failed}
 
 
 def _cannot_run(error: BaseException) -> SchedulerError:
