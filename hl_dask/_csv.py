@@ -27,7 +27,11 @@ SUFFIXES = (".csv", ".csv.gz", ".csv.bz2", ".csv.zst")
 BLOCK_BYTES = 4 << 20
 """Bytes of a file that are parsed at a time."""
 GROUP_ROWS = 262_144
-LEADING_ZERO = r"^-?0[0-9]"
+LEADING_ZERO = "^[-+]?0[0-9]"
+"""Numbers that are written as codes are."""
+WHOLE = "^-?(0|[1-9][0-9]*)$"
+LONG = "^[-+]?[0-9]{16,}$"
+"""Whole numbers that may be beyond those that every float is."""
 CANDIDATES = (pa.int64(), pa.float64(), pa.bool_(), pa.date32())
 
 
@@ -182,16 +186,28 @@ def _found_types(paths: Sequence[str], names: Sequence[str]) -> dict[str, pa.Dat
 
 
 def _fits(values: Any, kind: pa.DataType) -> bool:
-    numeric = kind in (pa.int64(), pa.float64())
-    if numeric and pc.any(pc.match_substring_regex(values, LEADING_ZERO)).as_py():
-        plain = pc.match_substring_regex(values, r"^-?0[0-9]+$")
-        if kind == pa.int64() or pc.any(plain).as_py():
-            return False
+    """Whether all values are of a type, and none becomes another one by it."""
+    if kind == pa.int64() and not pc.all(pc.match_substring_regex(values, WHOLE)).as_py():
+        return False
+    if kind == pa.float64() and pc.any(pc.match_substring_regex(values, LEADING_ZERO)).as_py():
+        return False
     try:
-        pc.cast(values, kind)
+        found = pc.cast(values, kind)
     except pa.ArrowException:
         return False
-    return True
+    return kind != pa.float64() or _same_numbers(values, found)
+
+
+def _same_numbers(texts: Any, floats: Any) -> bool:
+    """Whether floats are what texts say: neither beyond their range nor rounded whole numbers."""
+    beyond = pc.and_(
+        pc.is_inf(floats), pc.invert(pc.match_substring_regex(texts, "inf", ignore_case=True))
+    )
+    if pc.any(beyond).as_py():
+        return False
+    long = pc.match_substring_regex(texts, LONG)
+    pairs = zip(texts.filter(long).to_pylist(), floats.filter(long).to_pylist(), strict=True)
+    return all(int(text) == int(number) for text, number in pairs)
 
 
 def _convert(path: str, file: str, kinds: Mapping[str, pa.DataType]) -> None:

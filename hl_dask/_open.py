@@ -113,4 +113,4 @@ def _csv_files(paths: Sequence[str | Path]) -> list[str]:
             msg = f"no CSV file at {str(path)!r}"
             raise DataError(msg, file=place, remedy="check the path")
         files += found
-    return list(dict.fromkeys(files))
+    return files

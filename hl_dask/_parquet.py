@@ -28,11 +28,11 @@ import pyarrow.parquet as pq
 
 from hl_dask._batches import ASSIGN_AGAIN, READ_ERRORS, BatchSource
 from hl_dask._footers import Footers, ParquetFile
-from hl_dask._kinds import arrow_is_text, plain
+from hl_dask._kinds import arrow_is_text
 from hl_dask._pages import PageSizes, page_sizes
 from hl_dask._selection import Selection
 from hl_dask._streams import Stream, StreamPool
-from hl_dask._where import Where
+from hl_dask._where import Where, pruning_type
 from hl_dask.errors import DataError, HlDaskError
 
 BATCH_ROWS = 32_768
@@ -109,7 +109,7 @@ class ParquetSource(BatchSource):
         kinds = {name: self.kind(name) for name in names}
         condition = where.pruning(kinds)
         if condition is not None:
-            schema = pa.schema([(name, plain(kind)) for name, kind in kinds.items()])
+            schema = pa.schema([(name, pruning_type(kind)) for name, kind in kinds.items()])
             for file in range(len(self._footers.files)):
                 groups = np.flatnonzero(self._footers.group_file == file)
                 kept = self._groups_kept(file, condition, schema)

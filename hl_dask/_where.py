@@ -88,6 +88,9 @@ class Condition:
         wanted = self._wanted(values.type)
         if self.operation in _COMPARE:
             return _COMPARE[self.operation][0](values, wanted)
+        if pa.types.is_floating(values.type):
+            # 0.0 and -0.0 are equal, and are told apart by what looks values up.
+            values, wanted = pc.add(values, 0.0), pc.add(wanted, 0.0)
         found = pc.is_in(values, value_set=wanted)
         return pc.and_(found if self.operation == "in" else pc.invert(found), pc.is_valid(values))
 
@@ -101,6 +104,12 @@ class Condition:
         if pa.types.is_floating(kind) and not self._excludes_nan():
             return None
         field = ds.field(self.column)
+        if pa.types.is_floating(kind) and self.operation == "in":
+            # Statistics have -0.0 for the smallest zero, which a list of values takes for another.
+            wanted = [float(value) for value in self.value]
+            if not wanted:
+                return ds.scalar(False)
+            return (field >= min(wanted)) & (field <= max(wanted))
         if self.operation in _COMPARE and pa.types.is_integer(kind):
             found = self._of_integers(kind)
             return None if isinstance(found, bool) else _COMPARE[found[0]][1](field, found[1])
@@ -314,7 +323,8 @@ class Where:
             return self._expression if exact else None
         parts = []
         for all_of in self._any_of:
-            usable = [each.pruning(plain(types[each.column])) for each in all_of]
+            # Some files have a narrower type than others, into which not every value fits.
+            usable = [each.pruning(pruning_type(types[each.column])) for each in all_of]
             usable = [each for each in usable if each is not None]
             if not usable:
                 return None
@@ -350,6 +360,14 @@ def comparable_type(kind: pa.DataType) -> pa.DataType:
     if arrow_is_text(kind):
         return pa.large_string() if pa.types.is_large_string(kind) else pa.string()
     return pa.timestamp("s") if pa.types.is_date32(kind) else kind
+
+
+def pruning_type(kind: pa.DataType) -> pa.DataType:
+    """The type as which the statistics of a column are looked at: wide enough for all files."""
+    kind = plain(kind)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return comparable_type(kind)
+    return kind
 
 
 def comparable(values: pa.Array) -> pa.Array:

@@ -9,6 +9,7 @@ thread has its own :class:`~hl_dask.kernel.Machine`.
 from __future__ import annotations
 
 import contextlib
+import pickle
 import sys
 import threading
 import weakref
@@ -314,9 +315,24 @@ def split_held(
     return held, None if len(held) == len(columns) else others
 
 
+@contextlib.contextmanager
+def _sendable_errors() -> Iterator[None]:
+    """Let errors of the library travel: without the user's exception where that cannot."""
+    try:
+        yield
+    except HlDaskError as error:
+        try:
+            pickle.dumps(error.__cause__)
+        except Exception:
+            # Its type and text are in the message.
+            error.__cause__ = error.__context__ = None
+        raise
+
+
 def run_chunk(runner: ChunkRunner, chunk: int, rows: ChunkRows | None = None) -> Tree:
     """A chunk task."""
-    return runner(chunk, rows)
+    with _sendable_errors():
+        return runner(chunk, rows)
 
 
 def run_segment(
@@ -327,4 +343,5 @@ def run_segment(
     rows: ChunkRows | None = None,
 ) -> State | Tree:
     """A task of one segment of a chunk."""
-    return runner.segment(chunk, number, state, rows)
+    with _sendable_errors():
+        return runner.segment(chunk, number, state, rows)

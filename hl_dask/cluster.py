@@ -11,6 +11,7 @@ import dask
 
 from hl_dask.budget import peak_bytes
 from hl_dask.errors import SchedulerError
+from hl_dask.lower import label_of
 from hl_dask.parcel import check_alike, environment
 
 DEFAULTS = (None, "distributed", "dask.distributed")
@@ -176,9 +177,33 @@ def run_on(client: Any, graph: Mapping[Any, Any], key: Any, *, progress: bool) -
             with client.as_current():  # the bar asks for the scheduler of the default client
                 bar(future, notebook=False)  # type: ignore[no-untyped-call]
         return future.result()
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "distributed":
+            raise
+        raise _lost(error) from error
     finally:
         # After an error or Ctrl-C nobody waits for the rest.
         future.cancel()
+
+
+def _lost(error: Exception) -> SchedulerError:
+    """What distributed raises of its own: a task kills its workers, or the scheduler is gone."""
+    task = getattr(error, "task", None)
+    if task is None:
+        msg = f"the run was lost on the cluster: {type(error).__name__}: {error}"
+        return SchedulerError(
+            msg, remedy="look at the logs of scheduler and workers, and run again"
+        )
+    label = label_of(task).replace("\n", ", ")
+    msg = (
+        f"every worker that ran {label!r} died: it ran out of memory, or a formula ended "
+        "the process"
+    )
+    return SchedulerError(
+        msg,
+        remedy="look at the logs of the workers; with more memory for each of them, or a smaller "
+        "block_rows, there is more room; scheduler='synchronous' shows what ends the process",
+    )
 
 
 def worker_peaks(client: Any) -> dict[str, int]:

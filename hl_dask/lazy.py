@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import dask
 from dask.base import DaskMethodsMixin
 from dask.local import get_sync
 from dask.task_spec import Task
@@ -61,6 +62,7 @@ class LazyResult(DaskMethodsMixin):
         execute: Callable[[Projection | None], Any],
     ) -> None:
         self._title = title
+        self._is_here = True
         self._projection = projection
         self._execute = execute
         prepared = projection.prepare() if projection is not None else None
@@ -81,6 +83,22 @@ class LazyResult(DaskMethodsMixin):
             # The plain function, because Dask computes collections together only if theirs is one.
             return get_threaded
         return partial(get_threaded, num_workers=workers)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_is_here": False}
+
+    def compute(self, **kwargs: Any) -> Any:
+        """The Result; see :meth:`dask.base.DaskMethodsMixin.compute`.
+
+        The graph is computed wherever dask is told to; what is made of it, and another pass if one
+        is needed, is up to this process, which has the model.
+        """
+        if self._direct:
+            return self._execute(self._projection)
+        values = copy.copy(self)
+        values.__dask_postcompute__ = lambda: (_only, ())  # type: ignore[method-assign]
+        (found,) = dask.compute(values, **kwargs)  # type: ignore[attr-defined, no-untyped-call]
+        return self._finish([found])
 
     def __dask_graph__(self) -> Mapping[Any, Any]:
         return self._graph
@@ -104,6 +122,8 @@ class LazyResult(DaskMethodsMixin):
         (found,) = values
         if self._direct or self._projection is None:
             return found
+        if not self._is_here:
+            self._projection.rerecord = _refused
         self._projection.take_in(found)
         return self._execute(self._projection)
 
@@ -136,3 +156,16 @@ class LazyResult(DaskMethodsMixin):
 
     def __repr__(self) -> str:
         return f"<LazyResult of {self._title}: {len(self._graph):,} tasks, not computed>"
+
+
+def _only(values: Any) -> Any:
+    (found,) = values
+    return found
+
+
+def _refused(*_: Any) -> Any:
+    msg = (
+        "a total that a formula turned into a Python value is another one than on the sample, and "
+        "the model can be traced again only where it was made"
+    )
+    raise UnsupportedError(msg, remedy="compute the run by itself: lazy.compute()")

@@ -124,6 +124,9 @@ class ModelPoints:
         points = object.__new__(cls)
         points._chunk_rows = CHUNK_ROWS
         points._identity = uuid.uuid4().hex
+        if not isinstance(types or {}, Mapping):
+            msg = f"types are given as {type(types).__name__}"
+            raise DataError(msg, remedy='give a dict of types by column, {"policy": "string"}')
         points._source = open_paths(several, types or {})
         return points._with_rows()
 

@@ -203,9 +203,19 @@ def parse_filter(text: str) -> tuple[str, str, Any]:
     return column, operation, _quoted_value(value)
 
 
+_COMPOUND = re.compile(r"[<>=!&|'\"]|\b(and|or)\b", re.IGNORECASE)
+
+
 def _quoted_value(text: str) -> Any:
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
+    if _COMPOUND.search(text):
+        msg = f"{text!r} is no value of a filter"
+        raise ModelError(
+            msg,
+            remedy="give one comparison, and --where again for each further one; put text that "
+            "looks like this into quotes",
+        )
     return _plain_value(text)
 
 

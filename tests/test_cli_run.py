@@ -248,6 +248,9 @@ def test_some_of_the_policies(folder: Path) -> None:
         ("age > old", "compares column 'age'"),
         ("age == '30'", "with '30'"),
         ("age > 1000", "no row passes the filter"),
+        ("age > 30 and count > 1", "no value of a filter"),
+        ("age <> 30", "no value of a filter"),
+        ("age in 30, x or y", "no value of a filter"),
     ):
         found = run("run", *base, "--where", text)
         assert found.exit_code == 3

@@ -284,6 +284,58 @@ def test_an_error_on_a_worker_is_the_same_error(processes: Any) -> None:
     assert not isinstance(caught.value, FormulaError) or "value" in texts[0]
 
 
+class UnpicklableError(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(first)
+        self.lock = threading.Lock()
+
+
+class Bad(hl.Model):
+    """Fails in a late block, in one way or another."""
+
+    @hl.per_point
+    def value(self, t):
+        x = np.asarray(self.data["x"])
+        if t == 2 and len(x) == 500 and x[-1] == 5_999:  # the last block, and no sample
+            if self.kills:
+                os._exit(3)
+            raise UnpicklableError(1, 2)
+        return x * t
+
+
+@pytest.mark.parametrize("granularity", ["chunk", "step"])
+def test_an_exception_that_cannot_be_sent(granularity: str, processes: Any) -> None:
+    model = Bad(data={"x": np.arange(5_000.0)}, kills=False)
+    model.GenerateActions(3)
+    model.data = {"x": np.arange(6_000.0)}
+    options = {"block_rows": 500, "granularity": granularity}
+    texts = []
+    for scheduler in ("threads", processes):
+        with pytest.raises(FormulaError, match="UnpicklableError: 1") as caught:
+            model.ExecuteActions(scheduler=scheduler, **options)
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+    assert "value(2)" in texts[0]
+    assert "5,500 to 5,999" in texts[0]
+
+
+def test_a_formula_that_kills_its_workers() -> None:
+    model = Bad(data={"x": np.arange(5_000.0)}, kills=True)
+    model.GenerateActions(3)
+    model.data = {"x": np.arange(6_000.0)}
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, **QUIET) as one,
+        distributed.Client(one, set_as_default=False) as client,
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+    ):
+        with pytest.raises(
+            SchedulerError, match=r"every worker that ran 'chunk, chunk 1[01]' died"
+        ):
+            model.ExecuteActions(scheduler=client, block_rows=500)
+        model.data = {"x": np.arange(5_000.0)}
+        assert model.ExecuteActions(scheduler=client, block_rows=500).df_agg["value"][1] > 0
+
+
 def test_schedulers_that_are_not_there() -> None:
     model = Fails(data={"age": np.array([30, 40])}, rates=np.arange(99.0))
     with pytest.raises(SchedulerError, match="no active dask Client"):

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import hl_dask as hl
@@ -164,6 +165,35 @@ def test_a_lazy_run_under_an_active_client(granularity: str, clients: dict[str, 
         (computed,) = client.compute([lazy], sync=True)
         assert bits(computed) == expected
         assert bits(lazy.compute(scheduler="synchronous")) == expected
+
+
+class Decides(hl.Model):
+    """A total decides what comes next, and is another one on the sample."""
+
+    def total(self, t):
+        return self.data["x"].sum()
+
+    def value(self, t):
+        return self.data["x"] * 2 if self.total(t) > 50_000_000 else self.data["x"]
+
+
+def test_a_lazy_run_that_has_to_be_traced_again(clients: dict[str, Any]) -> None:
+    model = Decides(data={"x": np.arange(20_000.0)})
+    expected = model.ExecuteActions(proj_len=2, block_rows=1_000)
+    assert expected.df_agg["value"].tolist() == [2.0 * 199_990_000] * 3
+    with clients["two workers"].as_current():
+        for scheduler in (None, "threads"):
+            lazy = model.ExecuteActions(
+                proj_len=2, block_rows=1_000, compute=False, scheduler=scheduler
+            )
+            for _ in range(2):
+                result = lazy.compute()
+                assert bits(result) == bits(expected)
+                assert model.result is result
+        fresh = Decides(data={"x": np.arange(20_000.0)})
+        lazy = fresh.ExecuteActions(proj_len=2, block_rows=1_000, compute=False)
+        with pytest.raises(hl.HlDaskError, match="only where it was made"):
+            clients["two workers"].compute(lazy, sync=True)
 
 
 def test_progress_on_a_cluster(clients: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

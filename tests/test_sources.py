@@ -328,6 +328,40 @@ def test_numbers_with_leading_zeros_are_text(tmp_path: Path) -> None:
     assert points.values("zero").tolist() == [0, 0]
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["9223372036854775808", "9223372036854775809"],
+        ["9007199254740993", "0.5"],
+        ["12E345", "12E346"],
+        ["1e400", "1"],
+        ["+07", "1"],
+        ["00e1", "2"],
+        ["007.5", "1.5"],
+        ["0x1F", "3"],
+    ],
+    ids=str,
+)
+def test_what_no_number_is_exactly_stays_text(cells: list[str], tmp_path: Path) -> None:
+    points = ModelPoints(written(tmp_path, "a\n" + "\n".join(cells) + "\n"))
+    assert list(points.values("a")) == cells
+
+
+def test_numbers_of_every_kind_stay_numbers(tmp_path: Path) -> None:
+    text = "a,b,c\n0,-0.5,inf\n7,1e300,-Infinity\n9223372036854775807,9007199254740992,0.0\n"
+    points = ModelPoints(written(tmp_path, text))
+    assert points.values("a").tolist() == [0, 7, 2**63 - 1]
+    assert points.values("b").tolist() == [-0.5, 1e300, 2.0**53]
+    assert points.values("c").tolist() == [np.inf, -np.inf, 0.0]
+
+
+def test_a_file_listed_twice_counts_twice(tmp_path: Path) -> None:
+    path = written(tmp_path, "a\n1\n2\n")
+    assert ModelPoints([path, path]).values("a").tolist() == [1, 2, 1, 2]
+    with pytest.raises(DataError, match="types are given as list"):
+        ModelPoints.read_csv(path, types=["a"])  # type: ignore[arg-type]
+
+
 def test_given_types_of_csv_columns(tmp_path: Path) -> None:
     path = written(tmp_path, "policy,x\n1,2\n3,4\n")
     points = ModelPoints.read_csv(path, types={"policy": "string", "x": np.float64})

@@ -246,6 +246,48 @@ def test_keys_of_directories_leave_out_files(
     assert pickle.loads(pickle.dumps(mixed)).values("age").min() > 50
 
 
+def several(folder: Path, *arrays: pa.Array) -> Path:
+    for k, values in enumerate(arrays):
+        pq.write_table(pa.table({"a": values}), folder / f"{k}.parquet", row_group_size=2)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arrays", "where", "kept"),
+    [
+        ([[0.0, 0.0, 0.0, 5.0]], ("a", "in", [0.0, 5.0]), [0.0, 0.0, 0.0, 5.0]),
+        ([[0.0, 0.0], [0.0, 5.0]], ("a", "in", [0]), [0.0, 0.0, 0.0]),
+        ([[-0.0, 0.0], [1.0, 2.0]], ("a", "in", [0]), [0.0, 0.0]),
+        ([[-0.0, -0.0], [0.0, 1.0]], ("a", "not in", [0.0]), [1.0]),
+        ([[-0.0, 0.0], [0.0, 1.0]], ("a", "in", [-0.0]), [0.0, 0.0, 0.0]),
+        ([np.float32([0.5, 0.25]), [0.1, 0.1]], ("a", "==", 0.1), [0.1, 0.1]),
+        ([np.float32([0.5, 0.25]), [0.1, 0.1]], ("a", "<", 0.1000000001), [0.1, 0.1]),
+        ([np.float32([0.5, 0.25]), [0.3, 0.3]], ("a", "<=", 0.3), [0.25, 0.3, 0.3]),
+        ([np.float32([0.5, 0.25]), [1e300, 0.3]], ("a", "==", 1e300), [1e300]),
+        ([np.float32([0.5, 0.25]), [0.3, 0.3]], ("a", "in", [0.3, 7.0]), [0.3, 0.3]),
+        ([np.int8([1, 2]), [300, 310]], ("a", "in", [2, 300]), [2, 300]),
+        ([np.int32([1, 2]), [2**40, 2**40 + 1]], ("a", "in", [2**40, 1]), [1, 2**40]),
+        ([np.uint32([1, 2]), [-7, -5]], ("a", "in", [-5]), [-5]),
+        ([np.int8([-5, 3]), np.uint8([200, 250])], ("a", "in", [200]), [200]),
+        ([np.uint64([5, 6]), [-7, -5]], ("a", "<", 0), [-7, -5]),
+        ([np.int8([1, 2]), np.int16([300, 310])], pc.field("a") > 305, [310]),
+    ],
+    ids=str,
+)
+def test_zeros_and_files_of_several_widths(
+    arrays: list[Any], where: Any, kept: list[float], tmp_path: Path
+) -> None:
+    for k in range(2):  # whichever file comes first
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        parts = [pa.array(values) for values in (arrays, arrays[::-1])[k]]
+        points = ModelPoints(several(folder, *parts), where=where)
+        assert sorted(points.values("a").tolist()) == sorted(kept)
+        whole = np.concatenate([np.asarray(part) for part in parts])
+        in_memory = ModelPoints({"a": whole}, where=where)
+        assert sorted(in_memory.values("a").tolist()) == sorted(kept)
+
+
 # --- nulls ---------------------------------------------------------------------------------------
 
 
