@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from benchmarks import _measure, basic_term, cluster, memory, parquet, recording
+from benchmarks import _measure, basic_term, cluster, feedback, memory, parquet, recording
 from hl_dask import demo
 
 
@@ -80,6 +80,20 @@ def cluster_command(rows: Sequence[int], repeat: int, json_file: str | None) -> 
     _measure.report(measured, json_file)
     for line in cluster.overheads(measured):
         click.echo(line)
+
+
+@main.command("feedback")
+@click.option("--rows", type=_Listed(_size), default="1000000", show_default=True)
+@click.option("--spill", is_flag=True, help="Run states of 3 GB within 1 GB and on 2 workers.")
+@_repeat
+@_json
+def feedback_command(rows: Sequence[int], spill: bool, repeat: int, json_file: str | None) -> None:
+    """Totals that feed back, month by month: against straight NumPy on whole arrays."""
+    if spill:
+        for line in feedback.spill():
+            click.echo(line)
+        return
+    _measure.report(feedback.run(rows, repeat), json_file)
 
 
 @main.command("memory")

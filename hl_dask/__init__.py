@@ -3,6 +3,7 @@
 from hl_dask.aggregate import Aggregate, Sum
 from hl_dask.errors import HlDaskError
 from hl_dask.formula import agg, per_point, rollup
+from hl_dask.grouped import total_by
 from hl_dask.model import LightModel, Model
 from hl_dask.plan import ActionPlan
 from hl_dask.points import ModelPoints
@@ -23,4 +24,5 @@ __all__ = [
     "lookup",
     "per_point",
     "rollup",
+    "total_by",
 ]

@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -67,6 +68,8 @@ def estimate(
     blocks: Blocks,
     workers: int,
     base_bytes: int | None = None,
+    *,
+    in_files: bool = False,
 ) -> MemoryEstimate:
     """Projected peak of a pass in one process; see :class:`~hl_dask.plan.MemoryEstimate`.
 
@@ -74,6 +77,8 @@ def estimate(
     ----------
     base_bytes : int, optional
         Resident before the run; what this process has by default.
+    in_files : bool
+        Whether states between phases are in files.
     """
     block_rows = min(blocks.block_rows, blocks.rows)
     threads = min(workers, blocks.n_chunks)
@@ -98,20 +103,26 @@ def estimate(
         value_bytes=program.arena_bytes(block_rows) * threads,
         temporary_bytes=program.temporary_bytes(block_rows) * threads,
         step_bytes=STEP_BYTES * len(program.order) * threads,
-        state_bytes=_state_bytes(program, blocks) * min(blocks.n_chunks, threads + 1),
+        state_bytes=_state_bytes(program, blocks, threads, in_files=in_files),
         partial_bytes=partials,
         task_bytes=TASK_BYTES * tasks,
         threads=threads,
     )
 
 
-def _state_bytes(program: Program, blocks: Blocks) -> int:
-    """Of the state of one chunk that a task reads, with that which it makes in the meantime."""
+def _state_bytes(program: Program, blocks: Blocks, threads: int, *, in_files: bool) -> int:
+    """Of the states of chunks: those that tasks hand on, or those that wait between phases."""
+    if program.is_phased:
+        made = program.made_row_bytes * blocks.chunk_rows * threads
+        # What is written is put in order before.
+        return 2 * made if in_files else made + program.state_row_bytes * blocks.rows
     if not program.segments:
         return 0
     partials = program.partial_bytes(0) * blocks.chunk_blocks
     partials += program.partial_bytes(blocks.chunk_rows) - program.partial_bytes(0)
-    return 2 * (program.state_row_bytes * blocks.chunk_rows + partials)
+    # One that a task reads, with that which it makes in the meantime.
+    one = 2 * (program.state_row_bytes * blocks.chunk_rows + partials)
+    return one * min(blocks.n_chunks, threads + 1)
 
 
 def fit(
@@ -125,6 +136,7 @@ def fit(
     chunk_blocks: int | None,
     base_bytes: int | None = None,
     all_workers: bool = False,
+    in_files: bool = False,
 ) -> tuple[Blocks, int, MemoryEstimate, int]:
     """Chunk size, threads and projected peak that stay within the memory allowed.
 
@@ -140,6 +152,8 @@ def fit(
         Resident before the run; what this process has by default.
     all_workers : bool
         Take all threads, where nobody can hold some of them back.
+    in_files : bool
+        Whether states between phases are in files.
 
     Raises
     ------
@@ -151,10 +165,31 @@ def fit(
     for workers in [most_workers] if all_workers else _halves(most_workers):
         for size in chunks:
             blocks = Blocks(rows, block_rows, size)
-            projected = estimate(program, points, blocks, workers, base_bytes)
+            projected = estimate(program, points, blocks, workers, base_bytes, in_files=in_files)
             if projected.total_bytes <= allowed:
                 return blocks, workers, projected, allowed
     raise _too_small(program, projected, allowed, in_memory=points is None or points.in_memory)
+
+
+def fit_states(
+    program: Program,
+    *where: Any,
+    in_files: bool | None = None,
+    **settings: Any,
+) -> tuple[Blocks, int, MemoryEstimate, int, bool]:
+    """As :func:`fit`, and whether the states between phases have to be in files.
+
+    Parameters
+    ----------
+    in_files : bool, optional
+        Said beforehand; by default they are in memory where they fit.
+    """
+    if in_files is not None or not program.is_phased:
+        return *fit(program, *where, in_files=bool(in_files), **settings), bool(in_files)
+    try:
+        return *fit(program, *where, **settings), False
+    except MemoryBudgetError:
+        return *fit(program, *where, in_files=True, **settings), True
 
 
 def _halves(number: int) -> list[int]:

@@ -13,7 +13,7 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,7 @@ from hl_dask.kernel import Machine
 from hl_dask.parcel import Job, Parcel, pack, unpack
 from hl_dask.points import ModelPoints
 from hl_dask.program import Program
+from hl_dask.shelves import Shelf
 from hl_dask.states import State
 
 
@@ -284,13 +285,71 @@ class ChunkRunner:
             tree.add(block, partial)
         return tree
 
+    def phase(
+        self,
+        chunk: int,
+        number: int,
+        shelf: Shelf,
+        values: Mapping[int, Any],
+        rows: ChunkRows | None = None,
+    ) -> Tree:
+        """Run a phase of a chunk.
+
+        Parameters
+        ----------
+        number : int
+            Of the segment that the phase is.
+        shelf : Shelf
+            Where the states are.
+        values : mapping of int to object
+            Values over the whole portfolio that the phase reads, by node.
+
+        Returns
+        -------
+        Tree
+            Partials of the reductions of the phase.
+        """
+        work = self._work
+        with work.machine() as machine, np.errstate(**work.job.errstate):
+            machine.know(values)
+            return self._phase(machine, chunk, number, shelf, rows)
+
+    def _phase(
+        self, machine: Machine, chunk: int, number: int, shelf: Shelf, rows: ChunkRows | None
+    ) -> Tree:
+        program, blocks = self.program, self.blocks
+        segment = program.segments[number]
+        keys = program.keys_of(segment.phase)
+        start, end = blocks.chunk(chunk)
+        columns = self.read(chunk, rows, segment.columns)
+        made = {node: self._empty(node, end - start) for node in segment.makes}
+        kinds = {n: program.kind_of(n) for n in (*segment.uses, *segment.makes)}
+        tree = Tree(blocks.n_blocks, program.combine)
+        for block in blocks.blocks_of(chunk):
+            first, last = (row - start for row in blocks.block(block))
+            part = {name: v[first:last] for name, v in columns.items()}
+            here = {
+                node: shelf.rows(chunk, node, kinds[node], first, last, end - start)
+                for node in segment.uses
+            }
+            try:
+                found, partial = machine.run_segment(segment, part, last - first, here, None)
+            except HlDaskError as error:
+                error.rows = _counted(*blocks.block(block))
+                raise
+            tree.add(block, {key: partial[key] for key in keys})
+            for node, value in found.items():
+                self._slice(node, made[node], first, last)[...] = value
+        shelf.put(chunk, made, kinds)
+        return tree
+
     def _empty(self, node: int, rows: int) -> Any:
-        dtype, shape, axis = self.program.kinds[self.program.register[node]]
+        dtype, shape, axis = self.program.kind_of(node)
         return np.empty((*shape[:axis], rows, *shape[axis:]), dtype=dtype)
 
     def _slice(self, node: int, value: Any, first: int, last: int) -> Any:
         """Rows of a value, which are not always along its first axis."""
-        axis = self.program.kinds[self.program.register[node]][2]
+        axis = self.program.kind_of(node).axis
         return value[(*[slice(None)] * axis, slice(first, last))]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -345,3 +404,16 @@ def run_segment(
     """A task of one segment of a chunk."""
     with _sendable_errors():
         return runner.segment(chunk, number, state, rows)
+
+
+def run_phase(
+    runner: ChunkRunner,
+    chunk: int,
+    number: int,
+    shelf: Shelf,
+    values: Mapping[int, Any],
+    rows: ChunkRows | None = None,
+) -> Tree:
+    """A task of one phase of a chunk."""
+    with _sendable_errors():
+        return runner.phase(chunk, number, shelf, values, rows)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hl_dask.blocks import Blocks
-from hl_dask.budget import fit, processors
+from hl_dask.budget import fit_states, processors
 from hl_dask.errors import ModelError, OpaqueFormulaError
 from hl_dask.fingerprint import source_digest
 from hl_dask.formula import Formula
@@ -129,7 +129,7 @@ def _same_kind(spec: ColumnSpec, dtype: Any, shape: tuple[int, ...], categories:
 
 def project_memory(
     recorded: Recorded, order: Order, rows: int, memory: int | str | None
-) -> tuple[Blocks, int, MemoryEstimate, int] | None:
+) -> tuple[Blocks, int, MemoryEstimate, int, bool] | None:
     """What a run on threads is projected to take; None for a replay in one piece.
 
     Raises
@@ -140,7 +140,7 @@ def project_memory(
     recording = recorded.recording
     if recording.opaque:
         return None
-    return fit(
+    return fit_states(
         program_of(recording),
         order.subject.points,
         rows,

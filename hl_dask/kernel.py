@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hl_dask.aggregate import UFUNCS, Partial
 from hl_dask.errors import FormulaError, HlDaskError
-from hl_dask.expr import REDUCTIONS, Graph
+from hl_dask.expr import PORTFOLIO, REDUCTIONS, Graph
 from hl_dask.opaque import BlockSession
 from hl_dask.program import ALIGN, VIEWS, Program, register_bytes, row_bytes
 from hl_dask.segments import Segment
@@ -103,7 +103,13 @@ class Machine:
             for key, (dtype, n) in program.vectors.items()
         }
         self.partial |= {key: [None] for key in program.aggregates}
+        self.globals: dict[int, Array] = {
+            node: np.zeros(program.graph.metas[node].shape, program.graph.metas[node].dtype)
+            for nodes in program.globals.values()
+            for node in nodes
+        }
         self.columns: dict[str, Array] = {}
+        self._given = frozenset(program.given)
         self._bound: dict[int, tuple[list[Step], list[Array]]] = {}
 
     def run_block(self, columns: Mapping[str, Array], rows: int) -> Partial:
@@ -160,6 +166,11 @@ class Machine:
             self.partial[key][:] = found
         self._do(steps[segment.start : segment.stop], columns, rows, segment.stop)
         return {node: registers[place[node]] for node in segment.makes}, self._partial()
+
+    def know(self, values: Mapping[int, Any]) -> None:
+        """Take values over the whole portfolio, by node, that a phase reads."""
+        for node, value in values.items():
+            self.globals[node][...] = value
 
     def _partial(self) -> Partial:
         return {
@@ -250,6 +261,8 @@ class Machine:
         static: Any = graph.ops[node].static
         if node in program.register:
             return registers[program.register[node]]
+        if graph.kinds[node] == PORTFOLIO:
+            return self.globals[node]
         if name == "constant":
             value = graph.values[node]
             return value.view(np.ndarray) if isinstance(value, np.ndarray) else value
@@ -262,6 +275,8 @@ class Machine:
     def _step(self, node: int, graph: Graph, array: Callable[[int], Any]) -> Step:
         """The step of a node that is no view: a function, and its arguments with the result."""
         op = graph.ops[node]
+        if node in self._given:
+            return _nothing, ()
         args = [array(a) for a in graph.args[node]]
         if op.name == "ufunc":
             return _ufunc_step(op.static, args, array(node))
@@ -309,6 +324,10 @@ class Machine:
         return reduce, (value, axes if len(axes) > 1 else axes[0], dtype, target, keepdims)
 
 
+def _nothing() -> None:
+    """The step of a value that is there already."""
+
+
 def _copying(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], out: Array
 ) -> Step:
@@ -351,6 +370,8 @@ def unpack(program: Program, partial: Partial) -> dict[int, Any]:
     """Values of the reductions from the partial of all blocks."""
     values: dict[int, Any] = {}
     for node, slot in program.slots.items():
+        if slot.key not in partial:
+            continue  # of another phase
         vector = partial[slot.key]
         if slot.key.startswith("aggregate"):
             values[node] = program.aggregates[slot.key].finish(vector[0])

@@ -30,9 +30,10 @@ from typing import Any
 from dask.task_spec import DataNode, Task, TaskRef
 
 from hl_dask.aggregate import Tree, merge_trees
-from hl_dask.chunks import ChunkRunner, run_chunk, run_segment
+from hl_dask.chunks import ChunkRunner, run_chunk, run_phase, run_segment
 from hl_dask.errors import PlanError
 from hl_dask.kernel import unpack
+from hl_dask.shelves import Shelf
 
 MERGE = 8
 """Chunks (or merges) that one merge task takes in."""
@@ -77,6 +78,47 @@ def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Any], str]:
     level: list[Any] = [
         add(graph, runner, TaskRef(model), chunk, name) for chunk in range(runner.blocks.n_chunks)
     ]
+    return _combined(graph, level, model, name)
+
+
+def lower_phase(
+    runner: ChunkRunner, number: int, shelf: Shelf, values: dict[int, Any], name: str
+) -> tuple[dict[Any, Any], str]:
+    """The Dask graph of one phase; as :func:`lower`.
+
+    Parameters
+    ----------
+    number : int
+        Of the segment that the phase is.
+    shelf : Shelf
+        Where the states of the chunks are.
+    values : dict of int to object
+        Values over the whole portfolio that the phase reads.
+    """
+    model, totals = f"model-{name}", f"totals-{name}"
+    graph: dict[Any, Any] = {model: DataNode(model, runner)}
+    graph[totals] = DataNode(totals, (shelf, values))
+    segment = runner.program.segments[number]
+    level: list[Any] = []
+    for chunk in range(runner.blocks.n_chunks):
+        key = (f"phase-{segment.phase}-{number}-{name}", chunk)
+        rows = runner.rows_of(chunk, segment.columns)
+        graph[key] = Task(key, _run_phase, TaskRef(model), TaskRef(totals), chunk, number, rows)
+        level.append(key)
+    return _combined(graph, level, model, name)
+
+
+def _run_phase(
+    runner: ChunkRunner, totals: tuple[Shelf, dict[int, Any]], chunk: int, number: int, rows: Any
+) -> Tree:
+    shelf, values = totals
+    return run_phase(runner, chunk, number, shelf, values, rows)
+
+
+def _combined(
+    graph: dict[Any, Any], level: list[Any], model: str, name: str
+) -> tuple[dict[Any, Any], str]:
+    """Add the merges and the last task to a graph whose chunk tasks are there."""
     depth = 0
     while len(level) > 1:
         above: list[Any] = []

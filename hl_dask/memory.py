@@ -73,7 +73,7 @@ class MemoryEstimate:
             (f"values alive, {threads}", self.value_bytes),
             (f"temporaries, {threads}", self.temporary_bytes),
             ("operations as Python objects", self.step_bytes),
-            ("states of chunks between tasks", self.state_bytes),
+            ("states of chunks between tasks or phases", self.state_bytes),
             ("partials and results", self.partial_bytes),
             ("tasks", self.task_bytes),
         ]

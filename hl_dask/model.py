@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -242,6 +243,7 @@ class Model(Instance, framework=True):
         block_rows: int | None = None,
         chunk_blocks: int | None = None,
         granularity: str = "chunk",
+        scratch: str | Path | None = None,
         progress: bool | None = None,
         compute: bool = True,
     ) -> Any:
@@ -270,6 +272,10 @@ class Model(Instance, framework=True):
         granularity : str, optional
             What one task does: all of a ``"chunk"``, a time ``"step"`` of it, or a ``"formula"``
             call, so that drawings and the dashboard show the action list. Does not change results.
+        scratch : str or Path, optional
+            Directory for what chunks keep between phases, where totals over all policies decide
+            what comes next and memory has no room; all workers of a cluster have to see it. By
+            default the directory for temporary files.
         progress : bool, optional
             Show a progress bar; by default when a terminal watches.
         compute : bool
@@ -290,6 +296,8 @@ class Model(Instance, framework=True):
             When formulas cannot be followed and the data are not in memory.
         PlanError
             When a granularity would make more than 50,000 tasks.
+        StorageError
+            When the scratch directory has no room.
         """
         for name, value in (("chunk_blocks", chunk_blocks), ("workers", workers)):
             check_count(name, value)
@@ -300,7 +308,9 @@ class Model(Instance, framework=True):
             block_rows = plan.block_rows if block_rows is None else block_rows
         block_rows = BLOCK_ROWS if block_rows is None else block_rows
         order = self._order(self._length(proj_len), outputs, block_rows, memory=memory)
-        settings = Settings(memory, scheduler, workers, chunk_blocks, progress, granularity)
+        settings = Settings(
+            memory, scheduler, workers, chunk_blocks, progress, granularity, scratch
+        )
         edition = self._edition
         execution = Execution(
             order, settings, self._kept, lambda result: self._take_over(result, edition)

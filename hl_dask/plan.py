@@ -369,7 +369,7 @@ class ActionPlan:
         if projector is None or self.whole:
             return [] if memory is None else [self._explain_thread(parse_bytes(memory), cut)]
         try:
-            found, threads, projected, allowed = projector(self, cut.rows, memory)
+            found, threads, projected, allowed, in_files = projector(self, cut.rows, memory)
         except MemoryBudgetError as error:
             return [f"  refused: {error.message}", f"    what to do: {error.remedy}"]
         sizes = [(text, size_text(size)) for text, size in projected.items() if size]
@@ -378,6 +378,16 @@ class ActionPlan:
             f"  projected to reach {size_text(projected.total_bytes)} of {size_text(allowed)} "
             f"allowed, with {threads} thread(s) and chunks of {found.chunk_rows:,} rows:",
             *(f"    {text:<{width}}  {size:>10}" for text, size in sizes),
+            *self._explain_states(in_files=in_files),
+        ]
+
+    def _explain_states(self, *, in_files: bool) -> list[str]:
+        if self.phases == 1:
+            return []
+        where = "in scratch files, which memory has no room for" if in_files else "in memory"
+        return [
+            f"  {self.phases:,} phases: totals over all policies decide what comes next; the "
+            f"states of all chunks wait {where}"
         ]
 
     def _explain_thread(self, allowed: int, cut: Blocks) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,17 +37,40 @@ def program_of(
     recording: Recording,
     reductions: Sequence[int] | None = None,
     granularity: str = CHUNK,
+    known: Collection[int] = (),
+    given: Collection[int] = (),
+    *,
+    barrier: bool = False,
 ) -> Program:
-    """The program of some reductions (all that are needed by default), compiled once."""
+    """The program of some reductions (all that are needed by default), compiled once.
+
+    Parameters
+    ----------
+    known : collection of int
+        Reductions whose values are known.
+    given : collection of int
+        Per-point values that are there already.
+    barrier : bool
+        Whether what was traced after a total became a Python value waits for that total.
+    """
     wanted = tuple(reductions_of(recording) if reductions is None else reductions)
-    program = recording.programs.get((wanted, granularity))
+    key = (wanted, granularity, frozenset(known), frozenset(given), barrier)
+    program = recording.programs.get(key)
     if program is None:
         labels = None
         if granularity != CHUNK:
             labels = partial(labels_of, recording, by_t=granularity == STEP)
         with no_collection():
-            program = compile_program(recording.graph, wanted, recording.describe, labels)
-        recording.programs = {(wanted, granularity): program}
+            program = compile_program(
+                recording.graph,
+                wanted,
+                recording.describe,
+                labels,
+                key[2],
+                key[3],
+                [node for node, _ in recording.guards] if barrier else (),
+            )
+        recording.programs = {key: program}
     return program
 
 

@@ -8,7 +8,7 @@ a partial in a flat vector, one vector for each way of combining and dtype.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -17,13 +17,17 @@ import numpy as np
 
 from hl_dask._columns import TEXT_BYTES
 from hl_dask.aggregate import COMBINE, Aggregate
-from hl_dask.errors import UnsupportedError
 from hl_dask.expr import POINT, PORTFOLIO, REDUCTIONS, Graph, Meta
 from hl_dask.liveness import alive_at, allocate, last_use, peak_live, regroup, schedule
+from hl_dask.phases import phases_of
 from hl_dask.segments import Label, Segment, cut
 
 STATIC = frozenset({"constant", "full"})
 """Values that no block changes."""
+NOT_BY_ROW = STATIC | REDUCTIONS
+NOTHING: frozenset[int] = frozenset()
+BEFORE = -1
+"""The phase of values that are there already."""
 VIEWS = frozenset({"view", "reshape", "transpose"})
 SAFE_IN_PLACE = frozenset({"ufunc", "rowwise", "call", "index", "item", "opaque"})
 """Operations whose result may overwrite an operand: they are elementwise, or make a result
@@ -69,6 +73,12 @@ class Program:
         The nodes that are alive there.
     segments : list of Segment
         Where the order is cut into tasks; none when a task does all of it.
+    phases : int
+        How many times all rows have to be gone through; see :mod:`hl_dask.phases`.
+    globals : dict of int to tuple of int
+        Values over the whole portfolio that each phase reads.
+    given : tuple of int
+        Values that are there already, at the front of the order.
     """
 
     graph: Graph
@@ -83,11 +93,32 @@ class Program:
     live_row_bytes: int = 0
     live_at_peak: list[int] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    phases: int = 1
+    globals: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    given: tuple[int, ...] = ()
+
+    @property
+    def is_phased(self) -> bool:
+        """Whether it needs values over the whole portfolio, or states that are there already."""
+        return self.phases > 1 or bool(self.globals or self.given)
+
+    def kind_of(self, node: int) -> Meta:
+        """Dtype, shape of a row and point axis of a value."""
+        return Meta(*self.kinds[self.register[node]])
+
+    def keys_of(self, phase: int) -> list[str]:
+        """Vectors and aggregates whose partials a phase leaves."""
+        return [k for k in (*self.vectors, *self.aggregates) if int(k.split("|")[1]) == phase]
 
     @property
     def state_row_bytes(self) -> int:
         """Bytes for each row of what passes a cut between segments, at most."""
         return max((self._row_bytes((*s.keeps, *s.makes)) for s in self.segments), default=0)
+
+    @property
+    def made_row_bytes(self) -> int:
+        """Bytes for each row of what one segment makes for those after it, at most."""
+        return max((self._row_bytes(s.makes) for s in self.segments), default=0)
 
     def _row_bytes(self, nodes: Iterable[int]) -> int:
         kinds = [self.kinds[self.register[node]] for node in nodes]
@@ -150,6 +181,9 @@ def compile_program(
     reductions: Iterable[int],
     describe: Callable[[Any], str],
     labels: Callable[..., Mapping[int, Label]] | None = None,
+    known: Collection[int] = (),
+    given: Collection[int] = (),
+    guards: Sequence[int] = (),
 ) -> Program:
     """Choose an order and registers for everything that some reductions need.
 
@@ -162,33 +196,35 @@ def compile_program(
     labels : callable, optional
         ``labels(order, reads)`` gives the label of each node: those of one label are done by one
         task where that is possible. By default one task does all.
-
-    Raises
-    ------
-    UnsupportedError
-        When a per-point value needs a portfolio value.
+    known : collection of int
+        Reductions whose values are known.
+    given : collection of int
+        Per-point values that are there already.
+    guards : sequence of int
+        Portfolio values for which everything waits that was traced after them.
     """
-    wanted = sorted(set(reductions))
-    targets = set(wanted)
-    ops, args, kinds_of = graph.ops, graph.args, graph.kinds
-    needed = [n for n in graph.ancestors(wanted) if kinds_of[n] == POINT or n in targets]
-    check_single_phase(graph, needed, describe)
+    ops, args = graph.ops, graph.args
+    needed, waits = _needed(graph, {*reductions}, known, given, guards)
+    wanted = [n for n in needed if ops[n].name in REDUCTIONS]
     names = {n: ops[n].name for n in needed}
     moving = [n for n in needed if names[n] not in STATIC]
     real = [n for n in moving if names[n] not in VIEWS]
     root = _roots(graph, moving)
-    static = {n for n in root.values() if ops[n].name in STATIC}
-    table = {n: [root[a] for a in args[n] if a in root and root[a] not in static] for n in real}
+    # Values of the rows at hand; totals over all rows come from another phase.
+    rows = {n: base for n, base in root.items() if ops[base].name not in NOT_BY_ROW}
+    table = {n: [] if n in given else [rows[a] for a in args[n] if a in rows] for n in real}
     reads = table.__getitem__
     metas: dict[int, Meta | None] = {
         n: None if names[n] in REDUCTIONS else graph.metas[n] for n in real
     }
     sizes = {n: 0 if meta is None else row_bytes(meta) for n, meta in metas.items()}
     size = sizes.__getitem__
-    order = schedule(real, table, size)
-    label = labels(order, table) if labels is not None else {}
-    if label:
-        order = regroup(order, table, label.__getitem__)
+    reads_totals = any(graph.kinds[a] == PORTFOLIO for n in real for a in args[n])
+    is_phased = bool(waits or given or reads_totals)
+    if is_phased:
+        order, phase, label = _by_phase(real, table, waits, given, size)
+    else:
+        order, phase, label = _arranged(real, table, size, labels)
     last = last_use(order, reads)
     register, kinds = allocate(
         order,
@@ -199,7 +235,7 @@ def compile_program(
         last,
     )
     peak, where = peak_live(order, reads, size, last)
-    slots, vectors, aggregates = _slots(graph, wanted)
+    slots, vectors, aggregates = _slots(graph, wanted, phase)
     loads = {n: str(ops[n].static) for n in moving if names[n] == "column"}
     return Program(
         graph,
@@ -213,28 +249,119 @@ def compile_program(
         describe=describe,
         live_row_bytes=peak,
         live_at_peak=alive_at(order, last, where),
-        segments=cut(order, reads, last, label.__getitem__, loads.get) if label else [],
+        segments=cut(order, reads, last, label.__getitem__, loads.get, phase.__getitem__)
+        if label
+        else [],
+        phases=1 + max(phase.values(), default=0),
+        globals=_globals(graph, order, phase),
+        given=tuple(n for n in order if n in given),
     )
 
 
-def check_single_phase(graph: Graph, nodes: Iterable[int], describe: Callable[[Any], str]) -> None:
-    """Refuse per-point values that need a total: they belong to a later phase."""
-    for node in nodes:
-        if graph.kinds[node] != POINT:
+def _needed(
+    graph: Graph,
+    reductions: set[int],
+    known: Collection[int],
+    given: Collection[int],
+    guards: Sequence[int],
+) -> tuple[list[int], dict[int, list[int]]]:
+    """Per-point values and reductions that have to be done, and those that wait for totals.
+
+    Returns
+    -------
+    (list of int, dict of int to list of int)
+        Nodes in topological order; and the reductions that a node needs the value of, by node.
+    """
+    ops, args, kinds = graph.ops, graph.args, graph.kinds
+    marked = _marked(graph, reductions, {*known, *given})
+    rests_on: dict[int, frozenset[int]] = {}
+    for node in _marked_list(_marked(graph, {*reductions, *guards}, {*known, *given})):
+        if ops[node].name in REDUCTIONS:
+            rests_on[node] = NOTHING if node in known else frozenset({node})
+        elif kinds[node] == PORTFOLIO:
+            rests_on[node] = NOTHING.union(*(rests_on.get(a, NOTHING) for a in args[node]))
+    # Totals of guards are wanted in any case, as guards are roots of the recording.
+    barriers = [(g, rests_on.get(g, NOTHING)) for g in sorted(guards)]
+    waits: dict[int, list[int]] = {}
+    needed: list[int] = []
+    passed: frozenset[int] = NOTHING
+    at = 0
+    for node in _marked_list(marked):
+        if node in known or (kinds[node] != POINT and ops[node].name not in REDUCTIONS):
+            continue
+        needed.append(node)
+        while at < len(barriers) and barriers[at][0] < node:
+            passed |= barriers[at][1]
+            at += 1
+        totals = passed.union(*(rests_on.get(a, NOTHING) for a in args[node] if a in rests_on))
+        if totals and node not in given:
+            waits[node] = sorted(totals - {node})
+    return needed, waits
+
+
+def _marked(graph: Graph, roots: set[int], ends: set[int]) -> bytearray:
+    """A mark for each node that some nodes need, not going on where values are there already."""
+    marked = bytearray(len(graph))
+    for node in roots:
+        marked[node] = 1
+    for node in range(len(marked) - 1, -1, -1):
+        if marked[node] and node not in ends:
+            for arg in graph.args[node]:
+                marked[arg] = 1
+    return marked
+
+
+def _marked_list(marked: bytearray) -> list[int]:
+    return [node for node, is_marked in enumerate(marked) if is_marked]
+
+
+def _arranged(
+    real: Sequence[int],
+    reads: Mapping[int, Sequence[int]],
+    size: Callable[[int], int],
+    labels: Callable[..., Mapping[int, Label]] | None,
+) -> tuple[list[int], dict[int, int], Mapping[int, Label]]:
+    """The order of evaluation, and the phase and the label of each operation."""
+    order = schedule(real, reads, size)
+    label = labels(order, reads) if labels is not None else {}
+    if label:
+        order = regroup(order, reads, label.__getitem__)
+    return order, dict.fromkeys(order, 0), label
+
+
+def _by_phase(
+    real: Sequence[int],
+    reads: Mapping[int, Sequence[int]],
+    waits: Mapping[int, Sequence[int]],
+    given: Collection[int],
+    size: Callable[[int], int],
+) -> tuple[list[int], dict[int, int], Mapping[int, Label]]:
+    """The same where totals are waited for: phase after phase, and the label is that of the phase.
+
+    Within a phase the order is that in which values die early.
+    """
+    # A view of a value has no place in the order, and waits for nothing.
+    both = {n: [*reads[n], *waits.get(n, ())] for n in real}
+    order = schedule(real, both, size)
+    phase = phases_of(order, reads, waits)
+    front = [n for n in order if n in given]
+    phase |= dict.fromkeys(front, BEFORE)
+    order = sorted(order, key=phase.__getitem__)
+    text = {p: Label("phase", f"phase {p}") for p in {*phase.values()}}
+    return order, phase, {n: text[p] for n, p in phase.items()}
+
+
+def _globals(
+    graph: Graph, order: Sequence[int], phase: Mapping[int, int]
+) -> dict[int, tuple[int, ...]]:
+    found: dict[int, dict[int, None]] = {}
+    for node in order:
+        if phase[node] == BEFORE:
             continue
         for arg in graph.args[node]:
             if graph.kinds[arg] == PORTFOLIO:
-                user, source = describe(graph.owners[node]), describe(graph.owners[arg])
-                msg = (
-                    f"{user} uses the total of {source}, a value over the whole portfolio, for a "
-                    "value by policy; this is not supported yet"
-                )
-                raise UnsupportedError(
-                    msg,
-                    formula=user,
-                    remedy=f"report totals with formulas of their own, run {source} first and "
-                    "pass its value in as an assumption, or use RunModel on data in memory",
-                )
+                found.setdefault(phase[node], {})[arg] = None
+    return {p: tuple(nodes) for p, nodes in found.items()}
 
 
 def _roots(graph: Graph, nodes: Iterable[int]) -> dict[int, int]:
@@ -247,7 +374,7 @@ def _roots(graph: Graph, nodes: Iterable[int]) -> dict[int, int]:
 
 
 def _slots(
-    graph: Graph, reductions: Sequence[int]
+    graph: Graph, reductions: Sequence[int], phase: Mapping[int, int]
 ) -> tuple[dict[int, Slot], dict[str, Any], dict[str, Aggregate]]:
     slots: dict[int, Slot] = {}
     lengths: dict[str, int] = {}
@@ -255,12 +382,12 @@ def _slots(
     for node in reductions:
         op, meta = graph.ops[node], graph.metas[node]
         if op.name == "aggregate":
-            key = f"aggregate|{len(aggregates)}"
+            key = f"aggregate|{phase[node]}|{len(aggregates)}"
             aggregates[key] = graph.values[node]
             slots[node] = Slot(key, 0, ())
             continue
         kind = op.static[0]  # type: ignore[index]
-        key = f"{kind}|{meta.dtype}"
+        key = f"{kind}|{phase[node]}|{meta.dtype}"
         shape = meta.shape
         start = lengths.get(key, 0)
         if kind.endswith("moments"):
@@ -270,6 +397,6 @@ def _slots(
         lengths[key] = slots[node].stop
     vectors = {}
     for key, length in lengths.items():
-        dtype = key.split("|", 1)[1]
+        dtype = key.split("|", 2)[2]
         vectors[key] = (dtype, 3 * length if "moments" in key else length)
     return slots, vectors, aggregates

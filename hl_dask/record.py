@@ -98,7 +98,7 @@ class Recording:
     columns: tuple[str, ...]
     elapsed_s: float = 0.0
     templates: dict[int, Any] = field(default_factory=dict, repr=False)
-    programs: dict[tuple[tuple[int, ...], str], Any] = field(default_factory=dict, repr=False)
+    programs: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
     evaluator: Any = field(default=None, repr=False)
 
     def describe(self, owner: Any) -> str:

@@ -15,25 +15,30 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hl_dask._dask_compat import progress_bar, run_here, run_threads
-from hl_dask.budget import fit, peak_bytes, processors
+from hl_dask.blocks import Blocks
+from hl_dask.budget import fit_states, peak_bytes, processors
 from hl_dask.chunks import ChunkRunner
 from hl_dask.cluster import client_of, is_address, is_client, run_on, worker_peaks, workers_of
 from hl_dask.errors import PlanError, SchedulerError, UnsupportedError
-from hl_dask.kernel import evaluate_global
-from hl_dask.lower import lower
+from hl_dask.expr import REDUCTIONS
+from hl_dask.kernel import evaluate_global, portfolio_ancestors
+from hl_dask.lower import lower, lower_phase
 from hl_dask.memory import MemoryEstimate, parse_bytes
 from hl_dask.planning import CHUNK, GRANULARITIES, program_of, reductions_of, roots_of
 from hl_dask.points import ModelPoints
+from hl_dask.program import BEFORE, Program
 from hl_dask.record import Recording
 from hl_dask.replay import same_number
+from hl_dask.shelves import FileShelf, MemoryShelf, Shelf
 
-MOST_PASSES = 24
-"""Passes over the rows for the sake of Python values, before the run gives up."""
+MOST_RETRACES = 48
+"""Times that a model is traced again for the sake of Python values, beside two for each of them."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,9 @@ class Settings:
         Show a progress bar; by default when standard error is a terminal.
     granularity : str
         What one task does: ``chunk``, ``step`` or ``formula``.
+    scratch : str, Path or None
+        Directory for the states between phases that memory has no room for; that for temporary
+        files by default.
     """
 
     memory: int | str | None = None
@@ -64,6 +72,7 @@ class Settings:
     chunk_blocks: int | None = None
     progress: bool | None = None
     granularity: str = CHUNK
+    scratch: str | Path | None = None
 
 
 @dataclass
@@ -74,8 +83,8 @@ class RunStats:
     ----------
     elapsed_s, record_s, plan_s, replay_s : float
         Seconds in all, for recording, for planning, and for the passes over the rows.
-    passes : int
-        Passes over the rows.
+    passes, phases : int
+        Passes over the rows; and the phases in them, where totals had to be waited for.
     projected_bytes, measured_bytes, allowed_bytes : int
         Projected and measured peak of resident memory of the process, and what was allowed; on a
         cluster of the worker with the highest peak.
@@ -91,6 +100,7 @@ class RunStats:
     replay_s: float = 0.0
     measured_bytes: int = 0
     passes: int = 0
+    phases: int = 0
     workers: int = 1
     chunk_rows: int = 0
     n_blocks: int = 0
@@ -203,6 +213,9 @@ class Projection:
         self.block_rows = block_rows
         self.settings = settings
         self.known: dict[int, Any] = {}
+        self.shelf: Shelf | None = None
+        self.chunk_blocks: int | None = None
+        self.barrier = False
         self.stats = RunStats(rows=self.rows, months=recording.proj_len + 1)
 
     def roots(self) -> list[int]:
@@ -214,45 +227,46 @@ class Projection:
         return [n for n in reductions_of(self.recording) if n not in self.known]
 
     def prepare(self, client: Any = None) -> tuple[dict[Any, Any], str] | None:
-        """The Dask graph of the next pass, within the memory allowed; None if nothing is left.
+        """The Dask graph of the next pass, within the memory allowed.
+
+        None if nothing is left, or if the pass is one of several phases.
 
         Parameters
         ----------
         client : Client, optional
             Whose workers will compute it; this process by default.
         """
+        runner = self._runner(client)
+        if runner is None or runner.program.is_phased:
+            return None
+        return lower(runner, uuid.uuid4().hex[:12])
+
+    def _runner(self, client: Any) -> ChunkRunner | None:
+        """What runs the chunks of the next pass, within the memory allowed; None without one."""
         missing = self.missing()
         if not missing:
             return None
         started = time.perf_counter()
         settings = self.settings
-        program = program_of(self.recording, missing, settings.granularity)
-        most = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
-        memory, base_bytes = settings.memory, None
-        if client is not None:
-            workers_there = workers_of(client)
-            most = min(settings.workers or workers_there.threads, workers_there.threads)
-            base_bytes = workers_there.base_bytes
-            # What is allowed is for all workers together.
-            memory = (
-                workers_there.limit_bytes
-                if memory is None
-                else parse_bytes(memory) // workers_there.number
-            )
-        blocks, workers, projected, allowed = fit(
+        given = self.shelf.nodes if self.shelf is not None else ()
+        program = program_of(
+            self.recording, missing, settings.granularity, self.known, given, barrier=self.barrier
+        )
+        blocks, workers, projected, allowed, in_files = self._fitted(program, client)
+        runner = ChunkRunner.make(
             program,
             self.points,
-            self.rows,
-            self.block_rows,
-            memory=memory,
-            most_workers=most,
-            chunk_blocks=settings.chunk_blocks,
-            base_bytes=base_bytes,
-            all_workers=client is not None and bool(program.segments),
+            blocks,
+            floating_errors(),
+            workers if client is not None else None,
         )
-        at_once = workers if client is not None else None
-        runner = ChunkRunner.make(program, self.points, blocks, floating_errors(), at_once)
-        graph, key = lower(runner, uuid.uuid4().hex[:12])
+        if program.is_phased and self.shelf is None:
+            self.shelf = (
+                FileShelf(settings.scratch, 2 * program.state_row_bytes * self.rows)
+                if in_files
+                else MemoryShelf()
+            )
+        self.chunk_blocks = blocks.chunk_blocks
         stats = self.stats
         stats.workers, stats.estimate, stats.allowed_bytes = workers, projected, allowed
         so_far = peak_bytes() if client is None else 0
@@ -263,28 +277,82 @@ class Projection:
             blocks.n_chunks,
         )
         stats.plan_s += time.perf_counter() - started
-        return graph, key
+        return runner
+
+    def _fitted(
+        self, program: Program, client: Any
+    ) -> tuple[Blocks, int, MemoryEstimate, int, bool]:
+        """Blocks, threads, projection, allowance, and whether states have to be in files."""
+        settings = self.settings
+        most = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
+        memory, base_bytes = settings.memory, None
+        if client is not None:
+            there = workers_of(client)
+            most = min(settings.workers or there.threads, there.threads)
+            base_bytes = there.base_bytes
+            # What is allowed is for all workers together.
+            memory = there.limit_bytes if memory is None else parse_bytes(memory) // there.number
+        # Workers may come and go, and what they hold with them.
+        in_files = True if program.is_phased and client is not None else None
+        if self.shelf is not None:
+            in_files = not self.shelf.in_memory
+        return fit_states(
+            program,
+            self.points,
+            self.rows,
+            self.block_rows,
+            memory=memory,
+            most_workers=most,
+            # States that are there already are of the chunks that there were.
+            chunk_blocks=self.settings.chunk_blocks if self.shelf is None else self.chunk_blocks,
+            base_bytes=base_bytes,
+            all_workers=client is not None and bool(program.segments) and not program.is_phased,
+            in_files=in_files,
+        )
 
     def one_pass(self) -> bool:
         """Compute what is missing; False when nothing was."""
         with client_of(self.settings.scheduler) as client:
-            prepared = self.prepare(client)
-            if prepared is None:
+            runner = self._runner(client)
+            if runner is None:
                 return False
-            graph, key = prepared
             started = time.perf_counter()
             try:
-                values = self._computed(graph, key, client)
+                if runner.program.is_phased:
+                    self._phases(runner, client)
+                else:
+                    graph, key = lower(runner, uuid.uuid4().hex[:12])
+                    self.take_in(self._computed(graph, key, client))
             finally:
                 if self.points is not None:
                     self.points.release()
-            self.take_in(values)
             self.stats.measured_bytes = peak_bytes()
             if client is not None:
                 self.stats.worker_peaks = worker_peaks(client)
                 self.stats.measured_bytes = max(self.stats.worker_peaks.values(), default=0)
             self.stats.replay_s += time.perf_counter() - started
             return True
+
+    def _phases(self, runner: ChunkRunner, client: Any) -> None:
+        """Phase by phase, until all is known or a guess turns out wrong."""
+        program, recording, shelf = runner.program, self.recording, self.shelf
+        assert shelf is not None
+        for number, segment in enumerate(program.segments):
+            if segment.phase == BEFORE:
+                continue
+            wanted = program.globals.get(segment.phase, ())
+            values = evaluate_global(recording.graph, wanted, self.known, recording.describe)
+            kinds = {node: program.kind_of(node) for node in segment.makes}
+            shelf.begin(segment.makes, segment.keeps, kinds)
+            values = {node: values[node] for node in wanted}
+            graph, key = lower_phase(runner, number, shelf, values, uuid.uuid4().hex[:12])
+            found = self._computed(graph, key, client)
+            shelf.finish()
+            self.known.update(found)
+            self.stats.phases += 1
+            if self.wrong_guards():
+                break
+        self.stats.passes += 1
 
     def _computed(self, graph: dict[Any, Any], key: str, client: Any) -> Any:
         show = self.settings.progress
@@ -302,19 +370,30 @@ class Projection:
         self.known.update(values)
         self.stats.passes += 1
 
+    def wrong_guards(self) -> dict[int, Any]:
+        """Guards whose guess was wrong, with the real values, as far as they are known."""
+        recording = self.recording
+        graph = recording.graph
+        found: dict[int, Any] = {}
+        for node, _ in recording.guards:
+            rests_on = portfolio_ancestors(graph, [node])
+            if any(graph.ops[n].name in REDUCTIONS and n not in self.known for n in rests_on):
+                continue
+            real = evaluate_global(graph, [node], self.known, recording.describe)[node]
+            if not same_number(real, recording.assumed[node]):
+                found[node] = real
+        return found
+
     def verified(self) -> bool:
         """Check the guesses of the recording; trace again where one was wrong."""
-        recording = self.recording
-        if not recording.guards:
-            return True
-        guards = [node for node, _ in recording.guards]
-        real = evaluate_global(recording.graph, guards, self.known, recording.describe)
-        wrong = [n for n in guards if not same_number(real[n], recording.assumed[n])]
+        wrong = self.wrong_guards()
         if not wrong:
             return True
-        assumed = {**recording.assumed, **{n: real[n] for n in guards}}
+        recording = self.recording
         started = time.perf_counter()
-        self.recording = self.rerecord(recording, assumed)
+        # What comes next may rest on this guess: from now on it waits for each of them.
+        self.barrier = True
+        self.recording = self.rerecord(recording, {**recording.assumed, **wrong})
         self.stats.record_s += time.perf_counter() - started
         return False
 
@@ -324,26 +403,31 @@ class Projection:
         Raises
         ------
         UnsupportedError
-            When guesses keep turning out wrong: totals that decide, month by month, what comes
-            next.
+            When guesses keep turning out wrong.
         """
         retraced = 0
-        while True:
-            self.one_pass()
-            if self.verified():
-                break
-            retraced += 1
-            if self.stats.passes >= MOST_PASSES or retraced > 4 * MOST_PASSES:
-                owner = self.recording.guards[-1][1]
-                msg = (
-                    "totals turned into Python values decide what comes next in more than "
-                    f"{MOST_PASSES} steps, each of which needs a pass over all rows; this is not "
-                    "supported yet"
-                )
-                raise UnsupportedError(
-                    msg,
-                    formula=self.recording.describe(owner),
-                    remedy="keep the choice in arrays (np.where(total < 0, a, b)), or use RunModel",
-                )
+        try:
+            while True:
+                self.one_pass()
+                if self.verified():
+                    if not self.missing():
+                        break
+                    continue
+                retraced += 1
+                if retraced > MOST_RETRACES + 2 * len(self.recording.guards):
+                    raise self._endless()
+        finally:
+            if self.shelf is not None:
+                self.shelf.close()
+                self.shelf = None
         recording = self.recording
         return evaluate_global(recording.graph, self.roots(), self.known, recording.describe)
+
+    def _endless(self) -> UnsupportedError:
+        owner = self.recording.guards[-1][1]
+        msg = "totals turned into Python values keep changing what comes next, without an end"
+        return UnsupportedError(
+            msg,
+            formula=self.recording.describe(owner),
+            remedy="keep the choice in arrays (np.where(total < 0, a, b)), or use RunModel",
+        )

@@ -43,6 +43,8 @@ class Segment(NamedTuple):
         still needed later.
     columns : tuple of str
         Columns of the model points that are read.
+    phase : int
+        Phase that it belongs to; see :mod:`hl_dask.phases`.
     """
 
     label: Label
@@ -52,6 +54,7 @@ class Segment(NamedTuple):
     makes: tuple[int, ...]
     keeps: tuple[int, ...]
     columns: tuple[str, ...]
+    phase: int = 0
 
 
 def cut(
@@ -60,6 +63,7 @@ def cut(
     last: Mapping[int, int],
     label: Callable[[int], Label],
     column: Callable[[int], str | None],
+    phase: Callable[[int], int] = lambda op: 0,
 ) -> list[Segment]:
     """Cut an order where the label changes.
 
@@ -71,6 +75,8 @@ def cut(
         Position of the last use of each value; see :func:`~hl_dask.liveness.last_use`.
     column : callable
         ``column(op)``: the column that an operation loads, if it does.
+    phase : callable
+        ``phase(op)``: its phase; of one label are one phase.
     """
     segments: list[Segment] = []
     state: list[int] = []
@@ -86,7 +92,9 @@ def cut(
         keeps = tuple(op for op in state if last[op] >= stop)
         makes = tuple(op for op in here if last[op] >= stop)
         columns = {name for op in here if (name := column(op)) is not None}
-        segments.append(Segment(wanted, start, stop, uses, makes, keeps, tuple(sorted(columns))))
+        segments.append(
+            Segment(wanted, start, stop, uses, makes, keeps, tuple(sorted(columns)), phase(here[0]))
+        )
         state = [*keeps, *makes]
         start = stop
     return segments

@@ -1,0 +1,528 @@
+"""Totals over all policies that feed values of policies: the numbers of the whole-array run."""
+
+from __future__ import annotations
+
+import json
+import linecache
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import hl_dask as hl
+from hl_dask import shelves
+from hl_dask.budget import resident_bytes
+from hl_dask.errors import FormulaError, MemoryBudgetError, StorageError
+from hl_dask.run import Projection
+from hl_dask.shelves import FileShelf, MemoryShelf
+from tests.random_feedback import Writer
+from tests.test_zoo import bits
+
+MONTHS = 24
+EARNED = np.random.default_rng(5).normal(0.004, 0.01, 200)
+
+
+class WithProfits(hl.Model):
+    """A bonus from total assets against what is guaranteed; a mean; a present value."""
+
+    def assets(self, t):
+        if t == 0:
+            return self.data["premium"] * 10.0
+        return self.assets(t - 1) * (1.0 + self.earned[t]) + self.data["premium"] * self.alive(
+            t - 1
+        )
+
+    @hl.agg(None)
+    def alive(self, t):
+        return np.where(self.data["term"] > t, 1.0, 0.0)
+
+    def guaranteed(self, t):
+        if t == 0:
+            return self.data["sum"] * 1.0
+        return self.guaranteed(t - 1) * (1.0 + self.bonus(t - 1)) * self.alive(t)
+
+    @hl.agg(None)
+    def bonus(self, t):
+        cover = self.assets(t).sum() / self.guaranteed(t).sum()
+        return np.clip((cover - 1.0) * 0.01, 0.0, 0.05)
+
+    def deviation(self, t):
+        return np.abs(self.guaranteed(t) - self.guaranteed(t).mean())
+
+    def pv(self):
+        return sum(self.guaranteed(t) * 1.002**-t for t in range(MONTHS))
+
+
+def policies(rows: int, seed: int = 1) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {
+        "premium": rng.uniform(10, 90, rows),
+        "term": rng.integers(12, 200, rows),
+        "sum": rng.uniform(500, 900, rows),
+    }
+
+
+def by_hand(data: dict[str, Any]) -> dict[str, Any]:
+    """The same by straight NumPy."""
+    premium, term, guaranteed = data["premium"], data["term"], data["sum"] * 1.0
+    assets = premium * 10.0
+    out: dict[str, Any] = {"assets": [], "guaranteed": [], "deviation": []}
+    pv = np.zeros(len(premium))
+    for t in range(MONTHS):
+        out["assets"].append(assets.sum())
+        out["guaranteed"].append(guaranteed.sum())
+        out["deviation"].append(np.abs(guaranteed - guaranteed.mean()).sum())
+        pv += guaranteed * 1.002**-t
+        bonus = np.clip((assets.sum() / guaranteed.sum() - 1.0) * 0.01, 0.0, 0.05)
+        assets = assets * (1.0 + EARNED[t + 1]) + premium * (term > t)
+        guaranteed = guaranteed * (1.0 + bonus) * (term > t + 1)
+    return {**out, "pv": pv.sum()}
+
+
+def with_profits(data: Any) -> WithProfits:
+    return WithProfits(data=data, earned=EARNED)
+
+
+@pytest.fixture
+def in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep states in files, however much memory there is."""
+    fitted = Projection._fitted
+    monkeypatch.setattr(
+        Projection,
+        "_fitted",
+        lambda self, program, client: (*fitted(self, program, client)[:4], True),
+    )
+
+
+ROWS = 9_000
+OPTIONS = {"proj_len": MONTHS - 1, "block_rows": 1_000}
+
+
+# ---- the numbers -------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_straight_numpy(tmp_path: Path) -> None:
+    data = policies(ROWS)
+    pd.DataFrame(data).to_parquet(tmp_path / "a.parquet", row_group_size=2_500)
+    expected = by_hand(data)
+    first = None
+    for source in (data, str(tmp_path / "a.parquet")):
+        for chunk_blocks, scheduler in ((1, "threads"), (2, "synchronous"), (100, "threads")):
+            result = with_profits(source).ExecuteActions(
+                chunk_blocks=chunk_blocks, scheduler=scheduler, **OPTIONS
+            )
+            for name in ("assets", "guaranteed", "deviation"):
+                np.testing.assert_allclose(result.df_agg[name], expected[name], rtol=1e-12)
+            assert result.values["pv"] == pytest.approx(expected["pv"], rel=1e-12)
+            first = first or bits(result)
+            assert bits(result) == first
+    assert result.stats.phases == MONTHS + 1
+    assert result.stats.passes == 1
+
+
+def test_states_in_files_are_removed(in_files: None, tmp_path: Path) -> None:
+    result = with_profits(policies(ROWS)).ExecuteActions(
+        scratch=tmp_path, chunk_blocks=2, **OPTIONS
+    )
+    expected = by_hand(policies(ROWS))
+    np.testing.assert_allclose(result.df_agg["assets"], expected["assets"], rtol=1e-12)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_and_files_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_profits(policies(ROWS))
+    expected = bits(model.ExecuteActions(**OPTIONS))
+    fitted = Projection._fitted
+    monkeypatch.setattr(
+        Projection,
+        "_fitted",
+        lambda self, program, client: (*fitted(self, program, client)[:4], True),
+    )
+    for chunk_blocks in (1, 4):
+        assert bits(model.ExecuteActions(chunk_blocks=chunk_blocks, **OPTIONS)) == expected
+
+
+class ByFund(hl.Model):
+    """A rate of each fund from its total; two values a policy; integer groups."""
+
+    def value(self, t):
+        if t == 0:
+            return self.data["premium"] * 1.0
+        total = hl.total_by(self.data["fund"], self.value(t - 1))
+        return self.value(t - 1) * (1 + np.tanh(total * 1e-6))
+
+    @hl.agg(None)
+    def both(self, t):
+        return self.value(t)[:, np.newaxis] * np.array([1.0, 2.0])
+
+    def wide(self, t):
+        return self.both(t) / hl.total_by(self.data["fund"], self.both(t))
+
+    def by_number(self, t):
+        return self.data["term"] / hl.total_by(
+            self.data["k"], self.data["term"], groups=range(-1, 3)
+        )
+
+
+def test_totals_by_group() -> None:
+    rng = np.random.default_rng(3)
+    rows = 4_000
+    data = {
+        **policies(rows),
+        "fund": np.array(["bonds", "mixed", "shares"])[rng.integers(0, 3, rows)],
+        "k": rng.integers(0, 3, rows),
+    }
+    model = ByFund(data=data)
+    model.RunModel(3)
+    frame = pd.DataFrame(data)
+    value = frame.premium.copy()
+    for t in range(4):
+        assert model.df_agg["value"][t] == pytest.approx(value.sum(), rel=1e-12)
+        value = value * (1 + np.tanh(value.groupby(frame.fund).transform("sum") * 1e-6))
+    assert model.df_agg["wide"].tolist() == pytest.approx([6.0] * 4)
+    assert model.df_agg["by_number"].tolist() == pytest.approx([3.0] * 4)
+    first = None
+    for chunk_blocks in (1, 3, 100):
+        result = model.ExecuteActions(3, block_rows=300, chunk_blocks=chunk_blocks)
+        first = first or bits(result)
+        assert bits(result) == first
+    pd.testing.assert_frame_equal(result.df_agg, model.df_agg, rtol=1e-12)
+    # A fund without policies, after a recording that knew it.
+    empty = {name: column[data["fund"] != "mixed"] for name, column in data.items()}
+    categories = pd.Categorical(empty["fund"], categories=["bonds", "mixed", "shares"])
+    model.data = pd.DataFrame(empty).assign(fund=categories)
+    again = model.ExecuteActions(3, block_rows=300)
+    model.RunModel(3)
+    pd.testing.assert_frame_equal(again.df_agg, model.df_agg, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("group", "groups", "message"),
+    [
+        ("fund", None, "given as the text 'fund'"),
+        (np.array([1, 2]), None, "known of text columns only"),
+        (np.array([1, 2]), [], "there are 0 groups"),
+        (np.array([1, 2]), range(500), "there are 500 groups"),
+    ],
+    ids=["text", "numbers", "none", "many"],
+)
+def test_groups_that_are_refused(group: Any, groups: Any, message: str) -> None:
+    with pytest.raises(hl.errors.ModelError, match=message) as caught:
+        hl.total_by(group, np.ones(2), groups)
+    assert caught.value.remedy
+
+
+# ---- random models -----------------------------------------------------------------------------
+
+
+def random_model(seed: int) -> Any:
+    source = Writer(seed).source()
+    file = f"<random model {seed}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {"hl": hl, "np": np}
+    exec(compile(source, file, "exec"), namespace)
+    return namespace["Random"]
+
+
+def check_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = random_model(seed)
+    rng = np.random.default_rng(seed)
+    rows = int(rng.integers(300, 3_000))
+    data = {"a": rng.normal(size=rows), "b": rng.random(rows), "k": rng.integers(-3, 4, rows)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        plain = cls(data=data)
+        plain.RunModel(4)
+        whole = plain.df.loc[0:4].map(lambda value: np.abs(value).sum())
+        scale = whole.to_numpy(float) + 1e-300
+        first = None
+        fitted = Projection._fitted
+        for chunk_blocks, scheduler, files in (
+            (1, "threads", False),
+            (3, "synchronous", True),
+            (1_000, "threads", False),
+        ):
+            with monkeypatch.context() as patch:
+                if files:
+                    patch.setattr(
+                        Projection, "_fitted", lambda s, p, c: (*fitted(s, p, c)[:4], True)
+                    )
+                result = cls(data=data).ExecuteActions(
+                    4, block_rows=64, chunk_blocks=chunk_blocks, scheduler=scheduler
+                )
+            names = list(plain.df.columns)
+            difference = np.abs(result.df_agg[names] - plain.df_agg[names]).to_numpy() / scale
+            assert difference.max() <= 1e-11, linecache.getlines(f"<random model {seed}>")
+            first = first or bits(result)
+            assert bits(result) == first
+
+
+@pytest.mark.parametrize("seed", range(int(os.environ.get("HL_DASK_MODELS", "60"))))
+def test_random_models(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_random(seed, monkeypatch)
+
+
+# ---- totals as Python values -------------------------------------------------------------------
+
+
+class Decides(hl.Model):
+    """The rate of each month is a Python number that comes from a total."""
+
+    def assets(self, t):
+        if t == 0:
+            return self.data["premium"] * 10.0
+        return self.assets(t - 1) * (1.0 + self.rate(t - 1)) + self.data["premium"]
+
+    @hl.agg(None)
+    def rate(self, t):
+        total = float(self.assets(t).sum())
+        return 0.01 if total > self.level * (1 + t) else 0.002 + total * 1e-9
+
+
+def test_one_python_value_a_month_computes_each_month_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    put = MemoryShelf.put
+
+    def counted(shelf: Any, chunk: int, made: Any, kinds: Any) -> None:
+        done.append(chunk)
+        put(shelf, chunk, made, kinds)
+
+    monkeypatch.setattr(MemoryShelf, "put", counted)
+    counts = []
+    for months in (10, 20, 40):
+        done.clear()
+        model = Decides(data=policies(4_000), level=4_000 * 500.0)
+        result = model.ExecuteActions(months, block_rows=1_000)
+        counts.append(len(done) // 4)
+        model.RunModel(months)
+        np.testing.assert_allclose(result.df_agg["assets"], model.df_agg["assets"], rtol=1e-12)
+    assert counts == [10, 20, 40]
+
+
+def test_a_value_of_a_column_costs_a_light_pass() -> None:
+    class Longest(hl.Model):
+        def value(self, t):
+            return self.data["premium"] * (t < self.data["term"])
+
+        def total(self):
+            return sum(self.value(t) for t in range(int(self.data["term"].max())))
+
+    data = policies(5_000)
+    result = Longest(data=data).ExecuteActions(3, block_rows=500)
+    assert result.values["total"] == pytest.approx(
+        np.sum(data["premium"] * data["term"]), rel=1e-12
+    )
+
+
+# ---- memory ------------------------------------------------------------------------------------
+
+SPILLS = """
+import json, sys
+import numpy as np
+import hl_dask as hl
+from hl_dask.budget import peak_bytes
+
+class Wide(hl.Model):
+    def value(self, t):
+        if t == 0:
+            return self.data["x"] * np.ones(40)
+        return self.value(t - 1) * (1.0 + self.rate(t - 1))
+
+    @hl.agg(None)
+    def rate(self, t):
+        return np.tanh(self.value(t).sum() * 1e-9)
+
+data = {"x": np.random.default_rng(1).random((ROWS, 1))}
+result = Wide(data=data).ExecuteActions(4, memory=sys.argv[1], block_rows=32_768, workers=2)
+print(json.dumps({"peak": peak_bytes(), "projected": result.stats.projected_bytes,
+                  "allowed": result.stats.allowed_bytes,
+                  "bits": result.df_agg.to_numpy().tobytes().hex()}))
+"""
+
+
+def test_states_go_to_files_where_memory_has_no_room(tmp_path: Path) -> None:
+    found = {}
+    script = SPILLS.replace("ROWS", "1_000_000")  # 320 MB of states
+    for memory in ("300MB", "2GB"):
+        done = subprocess.run(
+            [sys.executable, "-c", script, memory],
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )
+        assert done.returncode == 0, done.stderr[-2_000:]
+        found[memory] = json.loads(done.stdout)
+        assert found[memory]["peak"] <= found[memory]["projected"] <= found[memory]["allowed"]
+    assert found["300MB"]["bits"] == found["2GB"]["bits"]
+    assert found["2GB"]["peak"] > 450e6
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_explain_says_where_states_wait() -> None:
+    model = with_profits(policies(ROWS))
+    model.GenerateActions(MONTHS - 1)
+    text = model.plan.explain(memory="16GB", rows=1_000_000)
+    assert f"{MONTHS} phases: totals over all policies decide what comes next" in text
+    assert "wait in memory" in text
+    assert "states of chunks between tasks or phases" in text
+    tight = model.plan.explain(memory=resident_bytes() + 80_000_000, rows=20_000_000)
+    assert "wait in scratch files" in tight
+
+
+# ---- what goes wrong ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "scratch"
+    folder.mkdir()
+    yield folder
+    assert list(folder.iterdir()) == []
+
+
+def test_no_room_for_states(in_files: None, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = with_profits(policies(ROWS))
+    usage = shutil.disk_usage(scratch)._replace(free=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(shelves.shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(StorageError, match="states between phases may take") as caught:
+            model.ExecuteActions(scratch=scratch, **OPTIONS)
+    assert "scratch=" in str(caught.value.remedy)
+    with pytest.raises(StorageError, match="no scratch directory can be made"):
+        model.ExecuteActions(scratch=scratch / "none", **OPTIONS)
+    assert model.ExecuteActions(scratch=scratch, **OPTIONS).stats.phases == MONTHS + 1
+
+
+def test_a_disk_that_is_full_meanwhile(
+    in_files: None, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_profits(policies(ROWS))
+    replace, written = os.replace, []
+
+    def full(source: Any, target: Any) -> None:
+        written.append(target)
+        if len(written) > 40:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shelves.os, "replace", full)
+        with pytest.raises(StorageError, match=r"cannot be written: .*No space left") as caught:
+            model.ExecuteActions(scratch=scratch, **OPTIONS)
+    assert str(scratch) in str(caught.value.file)
+    assert list(scratch.iterdir()) == []
+    assert model.ExecuteActions(scratch=scratch, **OPTIONS).stats.phases == MONTHS + 1
+
+
+def test_an_error_in_what_is_computed_from_totals(in_files: None, scratch: Path) -> None:
+    class Fails(WithProfits):
+        @hl.agg(None)
+        def bonus(self, t):
+            cover = self.assets(t).sum() / self.guaranteed(t).sum()
+            return self.rates[np.floor(cover * self.scale).astype(int)]
+
+    model = Fails(data=policies(ROWS), earned=EARNED, rates=np.full(100, 0.001), scale=1.0)
+    model.GenerateActions(MONTHS - 1)
+    model.scale = 1e3
+    with pytest.raises(hl.HlDaskError, match="bonus"):
+        model.ExecuteActions(scratch=scratch, **OPTIONS)
+    model.scale = 1.0
+    assert model.ExecuteActions(scratch=scratch, **OPTIONS).stats.phases == MONTHS + 1
+
+
+def test_ctrl_c_between_phases(
+    in_files: None, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_profits(policies(ROWS))
+    expected = bits(model.ExecuteActions(scratch=scratch, **OPTIONS))
+    finish, phases = FileShelf.finish, []
+
+    def interrupted(shelf: FileShelf) -> None:
+        finish(shelf)
+        phases.append(1)
+        if len(phases) == 5:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileShelf, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.ExecuteActions(scratch=scratch, **OPTIONS)
+    assert list(scratch.iterdir()) == []
+    assert bits(model.ExecuteActions(scratch=scratch, **OPTIONS)) == expected
+
+
+def test_a_state_that_is_damaged_or_gone(in_files: None, scratch: Path) -> None:
+    for spoil, message in (
+        (lambda path: path.write_bytes(path.read_bytes()[:100]), "has .* bytes of a value"),
+        (lambda path: path.unlink(), "cannot be read"),
+    ):
+        finish, phases = FileShelf.finish, []
+
+        def spoilt(
+            shelf: FileShelf,
+            spoil: Any = spoil,
+            phases: list[int] = phases,
+            finish: Any = finish,
+        ) -> None:
+            finish(shelf)
+            phases.append(1)
+            if len(phases) == 3:
+                spoil(sorted(Path(shelf.folder).iterdir())[-1])
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(FileShelf, "finish", spoilt)
+            with pytest.raises(StorageError, match=message):
+                with_profits(policies(ROWS)).ExecuteActions(scratch=scratch, **OPTIONS)
+
+
+def test_a_run_that_does_not_fit_even_with_files() -> None:
+    with pytest.raises(MemoryBudgetError, match="are allowed"):
+        with_profits(policies(ROWS)).ExecuteActions(memory="20MB", **OPTIONS)
+    with pytest.raises(FormulaError):
+        WithProfits(data=policies(ROWS), earned=EARNED[:3]).ExecuteActions(**OPTIONS)
+
+
+# ---- on a cluster ------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_on_two_workers_one_of_which_is_killed(scratch: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    model = with_profits(policies(40_000))
+    expected = bits(model.ExecuteActions(**OPTIONS))
+    decides = Decides(data=policies(4_000), level=4_000 * 500.0)
+    decided = bits(decides.ExecuteActions(20, block_rows=1_000))
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs="CRITICAL"
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        options = {**OPTIONS, "scheduler": client, "scratch": scratch}
+        assert bits(model.ExecuteActions(chunk_blocks=5, **options)) == expected
+        victim = next(iter(cluster.workers.values())).pid
+
+        def meanwhile() -> None:
+            time.sleep(0.7)
+            os.kill(victim, signal.SIGKILL)
+
+        thread = threading.Thread(target=meanwhile)
+        thread.start()
+        assert bits(model.ExecuteActions(chunk_blocks=1, **options)) == expected
+        thread.join()
+        again = decides.ExecuteActions(20, block_rows=1_000, scheduler=client, scratch=scratch)
+        assert bits(again) == decided
