@@ -26,7 +26,7 @@ from hl_dask.budget import fit_states, peak_bytes, processors
 from hl_dask.chunks import ChunkRunner
 from hl_dask.cluster import client_of, is_address, is_client, run_on, worker_peaks, workers_of
 from hl_dask.errors import PlanError, SchedulerError, UnsupportedError
-from hl_dask.expr import REDUCTIONS
+from hl_dask.expr import POINT, REDUCTIONS
 from hl_dask.kernel import evaluate_global, portfolio_ancestors
 from hl_dask.lower import lower, lower_phase
 from hl_dask.memory import MemoryEstimate, parse_bytes
@@ -37,6 +37,8 @@ from hl_dask.record import Recording
 from hl_dask.replay import same_number
 from hl_dask.shelves import FileShelf, MemoryShelf, Shelf
 
+LIGHT_OPERATIONS = 8
+"""Operations on the rows of a total that is found out before anything else is done."""
 MOST_RETRACES = 48
 """Times that a model is traced again for the sake of Python values, beside two for each of them."""
 
@@ -216,6 +218,7 @@ class Projection:
         self.shelf: Shelf | None = None
         self.chunk_blocks: int | None = None
         self.barrier = False
+        self.is_light = False
         self.stats = RunStats(rows=self.rows, months=recording.proj_len + 1)
 
     def roots(self) -> list[int]:
@@ -247,6 +250,11 @@ class Projection:
         if not missing:
             return None
         started = time.perf_counter()
+        self.is_light = False
+        if not self.stats.passes:
+            light = self._light()
+            self.is_light = bool(light) and len(light) < len(missing)
+            missing = light if self.is_light else missing
         settings = self.settings
         given = self.shelf.nodes if self.shelf is not None else ()
         program = program_of(
@@ -278,6 +286,20 @@ class Projection:
         )
         stats.plan_s += time.perf_counter() - started
         return runner
+
+    def _light(self) -> list[int]:
+        """Totals that became Python values and cost next to nothing: they are found out first.
+
+        ``range(int(self.data["term"].max()))`` decides how much there is to do at all.
+        """
+        graph, guards = self.recording.graph, [node for node, _ in self.recording.guards]
+        found = []
+        for node in portfolio_ancestors(graph, guards):
+            if graph.ops[node].name in REDUCTIONS and node not in self.known:
+                rows = [n for n in graph.ancestors([node]) if graph.kinds[n] == POINT]
+                if graph.phases[node] == 1 and len(rows) <= LIGHT_OPERATIONS:
+                    found.append(node)
+        return found
 
     def _fitted(
         self, program: Program, client: Any
@@ -392,7 +414,7 @@ class Projection:
         recording = self.recording
         started = time.perf_counter()
         # What comes next may rest on this guess: from now on it waits for each of them.
-        self.barrier = True
+        self.barrier = self.barrier or not self.is_light
         self.recording = self.rerecord(recording, {**recording.assumed, **wrong})
         self.stats.record_s += time.perf_counter() - started
         return False
