@@ -8,6 +8,7 @@ from hl_dask.model import LightModel, Model
 from hl_dask.plan import ActionPlan
 from hl_dask.points import ModelPoints
 from hl_dask.result import Result
+from hl_dask.running import RunningTotal
 from hl_dask.table import Table, lookup
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Model",
     "ModelPoints",
     "Result",
+    "RunningTotal",
     "Sum",
     "Table",
     "agg",

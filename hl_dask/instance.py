@@ -25,6 +25,7 @@ from hl_dask.record import Subject
 from hl_dask.replay import plain_view
 from hl_dask.report import Report, choose
 from hl_dask.result import Result
+from hl_dask.running import RunningTotal
 from hl_dask.session import PlainSession, read_only
 
 ABSENT: Any = object()
@@ -290,10 +291,13 @@ class Instance(metaclass=ModelType):
 def _wrap_formulas(cls: type, base: type) -> None:
     """Turn the public lowercase functions of a class body (or of a mixin) into formulas."""
     for name, value in list(vars(base).items()):
-        if not name[:1].islower() or not isinstance(value, types.FunctionType):
+        if not name[:1].islower() or not isinstance(value, (types.FunctionType, RunningTotal)):
             continue
         if base is cls or getattr(cls, name, None) is value:
-            setattr(cls, name, Formula(value, name, cls.__qualname__))
+            made: Any = value
+            if isinstance(value, RunningTotal):
+                made = value.function(name, cls.__qualname__)
+            setattr(cls, name, Formula(made, name, cls.__qualname__))
 
 
 def _restore(state: dict[str, Any], derived: dict[str, Any]) -> None:

@@ -410,7 +410,8 @@ class ActionPlan:
     @property
     def phases(self) -> int:
         """Passes over the rows that depend on each other."""
-        return max((i.phase for i in self.calls), default=0) or 1
+        # A value of each policy that rests on totals comes after them, a total is part of its pass.
+        return max((i.phase + (i.kind == "per-point") for i in self.calls), default=0) or 1
 
     def __repr__(self) -> str:
         return f"<ActionPlan {self._text()}>"

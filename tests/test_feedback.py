@@ -376,7 +376,7 @@ def test_explain_says_where_states_wait() -> None:
     model = with_profits(policies(ROWS))
     model.GenerateActions(MONTHS - 1)
     text = model.plan.explain(memory="16GB", rows=1_000_000)
-    assert f"{MONTHS} phases: totals over all policies decide what comes next" in text
+    assert f"{MONTHS + 1} phases: totals over all policies decide what comes next" in text
     assert "wait in memory" in text
     assert "states of chunks between tasks or phases" in text
     tight = model.plan.explain(memory=resident_bytes() + 80_000_000, rows=20_000_000)
