@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hl_dask.aggregate import UFUNCS, Partial
 from hl_dask.errors import FormulaError, HlDaskError
-from hl_dask.expr import PORTFOLIO, REDUCTIONS, Graph
+from hl_dask.expr import PORTFOLIO, REDUCTIONS, SHARED, Graph
 from hl_dask.opaque import BlockSession
 from hl_dask.program import ALIGN, VIEWS, Program, register_bytes, row_bytes
 from hl_dask.segments import Segment
@@ -270,6 +270,8 @@ class Machine:
             row = graph.values[graph.args[node][0]]
             shape = (*row.shape[:static], rows, *row.shape[static + 1 :])
             return np.broadcast_to(row, shape)
+        if graph.kinds[node] == SHARED:
+            return evaluate(graph, node, [array(a) for a in graph.args[node]])
         return view(name, static, array(graph.args[node][0]))
 
     def _step(self, node: int, graph: Graph, array: Callable[[int], Any]) -> Step:

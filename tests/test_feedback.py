@@ -153,6 +153,26 @@ def test_memory_and_files_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
         assert bits(model.ExecuteActions(chunk_blocks=chunk_blocks, **OPTIONS)) == expected
 
 
+class Like(hl.Model):
+    """Arrays like totals."""
+
+    def value(self, t):
+        if t == 0:
+            return self.data["premium"] * np.ones_like(self.data["premium"].mean())
+        before = self.value(t - 1)
+        return (
+            before * np.full_like(before.sum(), 1.5) + np.zeros_like(before.mean()) + before.mean()
+        )
+
+
+def test_arrays_like_totals() -> None:
+    model = Like(data=policies(2_000))
+    model.RunModel(3)
+    for chunk_blocks in (1, 5):
+        result = model.ExecuteActions(3, block_rows=300, chunk_blocks=chunk_blocks)
+        np.testing.assert_allclose(result.df_agg, model.df_agg, rtol=1e-12)
+
+
 class ByFund(hl.Model):
     """A rate of each fund from its total; two values a policy; integer groups."""
 

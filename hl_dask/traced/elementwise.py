@@ -185,7 +185,7 @@ def like(fill: Any) -> Rule:
             return np.broadcast_arrays(value, x)[0].astype(dtype)
         shape = list(x.sample_shape)
         if x.axis < 0:
-            return call(tracer, np.full, (tuple(shape), value, dtype.str), {}, axis=-1)
+            return np.full(tuple(shape), value, dtype)
         shape[x.axis] = 1
         return ops.repeat_row(tracer, np.full(shape, value, dtype), x.axis)
 
