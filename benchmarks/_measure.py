@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 MB = 1e6
@@ -42,6 +43,26 @@ class Row:
         if self.projected_mb is None:
             del fields["projected_mb"]
         return fields
+
+
+def row_of(
+    engine: str, size: int, months: int, answers: Sequence[dict[str, Any]], base: float
+) -> Row:
+    """The row of an engine from its answers; ``base`` are the seconds that it is compared with."""
+    seconds = median(answer["seconds"] for answer in answers)
+    return Row(
+        engine=engine,
+        rows=size,
+        months=months,
+        record_s=None,
+        plan_s=None,
+        replay_s=seconds,
+        seconds=seconds,
+        ns_per_policy_month=seconds * 1e9 / (size * months),
+        peak_mb=median(answer["peak_mb"] for answer in answers),
+        result=answers[0]["result"],
+        ratio=base / seconds,
+    )
 
 
 def report(rows: Sequence[Row], json_file: str | None) -> None:

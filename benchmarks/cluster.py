@@ -32,7 +32,10 @@ def run(sizes: Sequence[int], repeat: int) -> list[_measure.Row]:
             message = f"{size:,} rows: the bits of the engines differ"
             raise SystemExit(message)
         base = median(answer["seconds"] for answer in answers["2 threads"])
-        rows += [_row(engine, size, found, base) for engine, found in answers.items()]
+        rows += [
+            _measure.row_of(engine, size, demo.MONTHS, found, base)
+            for engine, found in answers.items()
+        ]
     return rows
 
 
@@ -46,23 +49,6 @@ def overheads(rows: Sequence[_measure.Row]) -> list[str]:
             added = (row.seconds - base[row.rows]) / chunks * 1e3
             lines.append(f"{row.engine}, {row.rows:,} rows: {added:+.1f} ms a chunk")
     return lines
-
-
-def _row(engine: str, size: int, answers: list[dict[str, Any]], base: float) -> _measure.Row:
-    seconds = median(answer["seconds"] for answer in answers)
-    return _measure.Row(
-        engine=engine,
-        rows=size,
-        months=demo.MONTHS,
-        record_s=None,
-        plan_s=None,
-        replay_s=seconds,
-        seconds=seconds,
-        ns_per_policy_month=seconds * 1e9 / (size * demo.MONTHS),
-        peak_mb=median(answer["peak_mb"] for answer in answers),
-        result=answers[0]["result"],
-        ratio=base / seconds,
-    )
 
 
 def _measure_once(folder: str, engine: str) -> dict[str, Any]:

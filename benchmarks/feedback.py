@@ -35,7 +35,10 @@ def run(sizes: Sequence[int], repeat: int) -> list[_measure.Row]:
             for engine, found in answers.items():
                 found.append(_measure.fresh_process("benchmarks.feedback", engine, size))
         base = median(answer["seconds"] for answer in answers["whole"])
-        rows += [_row(engine, size, found, base) for engine, found in answers.items()]
+        rows += [
+            _measure.row_of(engine, size, with_profits.MONTHS, found, base)
+            for engine, found in answers.items()
+        ]
         whole, ours = (found[0]["result"] for found in answers.values())
         if abs(ours / whole - 1) > 1e-12:
             message = f"{size:,} rows: {ours!r} against {whole!r}"
@@ -59,23 +62,6 @@ def spill() -> list[str]:
                 )
         lines.append(f"the same bits everywhere: {len(results) == 1}")
     return lines
-
-
-def _row(engine: str, size: int, answers: list[dict[str, Any]], base: float) -> _measure.Row:
-    seconds = median(answer["seconds"] for answer in answers)
-    return _measure.Row(
-        engine=engine,
-        rows=size,
-        months=with_profits.MONTHS,
-        record_s=None,
-        plan_s=None,
-        replay_s=seconds,
-        seconds=seconds,
-        ns_per_policy_month=seconds * 1e9 / (size * with_profits.MONTHS),
-        peak_mb=median(answer["peak_mb"] for answer in answers),
-        result=answers[0]["result"],
-        ratio=base / seconds,
-    )
 
 
 def _measure_once(engine: str, rows: int) -> dict[str, Any]:

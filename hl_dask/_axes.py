@@ -7,6 +7,7 @@ the keys; which keys are wrong is worked out only when one is.
 
 from __future__ import annotations
 
+import abc
 import difflib
 from typing import Any
 
@@ -24,7 +25,7 @@ _INT64 = np.iinfo(np.int64)
 _SMALL = 2**31
 
 
-class Axis:
+class Axis(abc.ABC):
     """One key of a table.
 
     ``index`` returns, for an array of keys, int64 numbers that are ``origin`` above the position.
@@ -37,17 +38,17 @@ class Axis:
         self.size = size
         self.origin = 0
 
+    @abc.abstractmethod
     def index(self, keys: Array, owner: str) -> Array:
         """Return the positions (plus ``origin``) of the keys, int64 of the same shape."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def wrong(self, keys: Array) -> Array:
         """Return a mask of the keys that the axis does not hold."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def labels(self) -> Array:
         """Return the keys in order of position."""
-        raise NotImplementedError
 
     def valid(self) -> str:
         """Return the valid keys in words."""

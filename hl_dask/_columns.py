@@ -24,7 +24,7 @@ TEXT_BYTES = 64
 
 Array = npt.NDArray[Any]
 
-_EXACT = 2**53
+EXACT = 2**53
 """Integers up to this are floats."""
 
 _FILL = "fill the nulls before, e.g. df[{name!r}] = df[{name!r}].fillna({value})"
@@ -153,10 +153,10 @@ def fill_numbers(
 
 def _check_exact(values: Array, name: str, first_row: int, file: str | None) -> None:
     """Refuse integers that are no floats, where other files have made the column one of floats."""
-    if values.min() >= -_EXACT and values.max() <= _EXACT:
+    if values.min() >= -EXACT and values.max() <= EXACT:
         return
     size = np.abs(values.astype(object)) if values.dtype.kind == "i" else values.astype(object)
-    for at in np.flatnonzero(size.ravel() > _EXACT):
+    for at in np.flatnonzero(size.ravel() > EXACT):
         value = int(values.ravel()[at])
         if int(float(value)) != value:
             row = first_row + int(at) // int(np.prod(values.shape[1:], dtype=np.int64))

@@ -12,11 +12,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hl_dask._columns import Array, type_error
+from hl_dask._columns import EXACT, Array, type_error
 from hl_dask.errors import DataError
 
-_EXACT = 2**53
-"""Whole numbers up to this are floats."""
 _EXACT_POWER = 22
 """Powers of ten up to this one are floats."""
 
@@ -140,7 +138,7 @@ def _nearest_floats(values: pa.Array) -> Array:
     words = np.frombuffer(values.buffers()[1], np.int64).reshape(-1, 2)
     low, high = words[values.offset : values.offset + len(values)].T
     # A division of two exact floats gives the nearest float.
-    exact = (high == low >> 63) & (low <= _EXACT) & (low >= -_EXACT)
+    exact = (high == low >> 63) & (low <= EXACT) & (low >= -EXACT)
     if not 0 <= kind.scale <= _EXACT_POWER:
         exact[:] = False
     out: Array = low / 10.0 ** max(0, min(kind.scale, _EXACT_POWER))

@@ -13,14 +13,14 @@ import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from hl_dask._dask_compat import keep_freed_memory
-from hl_dask.aggregate import Tree
+from hl_dask.aggregate import Partial, Tree
 from hl_dask.blocks import Blocks
 from hl_dask.declared import JoinedPoints
 from hl_dask.errors import HlDaskError
@@ -28,6 +28,7 @@ from hl_dask.kernel import Machine
 from hl_dask.parcel import Job, Parcel, pack, unpack
 from hl_dask.points import ModelPoints
 from hl_dask.program import Program
+from hl_dask.segments import Segment
 from hl_dask.shelves import Shelf
 from hl_dask.states import State
 
@@ -224,19 +225,34 @@ class ChunkRunner:
             return self._run(machine, chunk, rows)
 
     def _run(self, machine: Machine, chunk: int, rows: ChunkRows | None) -> Tree:
-        program, blocks = self.program, self.blocks
-        start, _ = blocks.chunk(chunk)
-        columns = self.read(chunk, rows)
-        tree = Tree(blocks.n_blocks, program.combine)
-        for block in blocks.blocks_of(chunk):
-            first, last = blocks.block(block)
-            part = {k: v[first - start : last - start] for k, v in columns.items()}
-            try:
-                tree.add(block, machine.run_block(part, last - first))
-            except HlDaskError as error:
-                error.rows = _counted(first, last)
-                raise
+        tree = self._tree()
+        for block, part, n_rows in self._blocks(chunk, self.read(chunk, rows)):
+            with self._rows_told(block):
+                tree.add(block, machine.run_block(part, n_rows))
         return tree
+
+    def _tree(self) -> Tree:
+        return Tree(self.blocks.n_blocks, self.program.combine)
+
+    def _blocks(
+        self, chunk: int, columns: Mapping[str, Any]
+    ) -> Iterator[tuple[int, dict[str, Any], int]]:
+        """Yield (block, its part of the columns, its rows) of a chunk."""
+        start, _ = self.blocks.chunk(chunk)
+        for block in self.blocks.blocks_of(chunk):
+            first, last = self.blocks.block(block)
+            part = {name: v[first - start : last - start] for name, v in columns.items()}
+            yield block, part, last - first
+
+    @contextlib.contextmanager
+    def _rows_told(self, block: int) -> Iterator[None]:
+        """Say of errors which rows they are of: a message counts from the first row of a block."""
+        try:
+            yield
+        except HlDaskError as error:
+            first, last = self.blocks.block(block)
+            error.rows = f"{first:,} to {last - 1:,}, counted from the first of them"
+            raise
 
     def segment(
         self, chunk: int, number: int, state: State | None, rows: ChunkRows | None = None
@@ -254,36 +270,59 @@ class ChunkRunner:
         state: State | None,
         rows: ChunkRows | None,
     ) -> State | Tree:
-        program, blocks = self.program, self.blocks
-        segment = program.segments[number]
-        start, end = blocks.chunk(chunk)
-        columns = self.read(chunk, rows, segment.columns)
+        segment = self.program.segments[number]
         before = state.values if state is not None else {}
-        made = {node: self._empty(node, end - start) for node in segment.makes}
-        partials = []
-        for k, block in enumerate(blocks.blocks_of(chunk)):
-            first, last = blocks.block(block)
-            part = {name: v[first - start : last - start] for name, v in columns.items()}
-            here = {
-                node: self._slice(node, before[node], first - start, last - start)
-                for node in segment.uses
-            }
-            left = state.partials[k] if state is not None else None
-            try:
-                values, partial = machine.run_segment(segment, part, last - first, here, left)
-            except HlDaskError as error:
-                error.rows = _counted(first, last)
-                raise
-            partials.append(partial)
-            for node, value in values.items():
-                self._slice(node, made[node], first - start, last - start)[...] = value
-        if number < len(program.segments) - 1:
+
+        def value(node: int, first: int, last: int) -> Any:
+            return self._slice(node, before[node], first, last)
+
+        left = state.partials if state is not None else None
+        made, partials = self._through(machine, chunk, segment, value, rows, left)
+        if number < len(self.program.segments) - 1:
             kept = {node: before[node] for node in segment.keeps}
             return State(kept | made, tuple(partials))
-        tree = Tree(blocks.n_blocks, program.combine)
-        for block, partial in zip(blocks.blocks_of(chunk), partials, strict=True):
+        tree = self._tree()
+        for block, partial in zip(self.blocks.blocks_of(chunk), partials, strict=True):
             tree.add(block, partial)
         return tree
+
+    def _through(
+        self,
+        machine: Machine,
+        chunk: int,
+        segment: Segment,
+        value: Callable[[int, int, int], Any],
+        rows: ChunkRows | None,
+        left: Sequence[Partial] | None = None,
+    ) -> tuple[dict[int, Any], list[Partial]]:
+        """Run a segment on all blocks of a chunk.
+
+        Parameters
+        ----------
+        value : callable
+            ``value(node, first, last)``: rows first:last of the chunk, of a value that is used.
+        left : sequence of dict, optional
+            For each block, what earlier segments have left of partials.
+
+        Returns
+        -------
+        (dict of int to ndarray, list of dict)
+            What was made for the state, of all rows; and partials, by block.
+        """
+        start, end = self.blocks.chunk(chunk)
+        columns = self.read(chunk, rows, segment.columns)
+        made = {node: self._empty(node, end - start) for node in segment.makes}
+        partials: list[Partial] = []
+        for block, part, n_rows in self._blocks(chunk, columns):
+            first = self.blocks.block(block)[0] - start
+            here = {node: value(node, first, first + n_rows) for node in segment.uses}
+            before = left[len(partials)] if left is not None else None
+            with self._rows_told(block):
+                found, partial = machine.run_segment(segment, part, n_rows, here, before)
+            partials.append(partial)
+            for node, values in found.items():
+                self._slice(node, made[node], first, first + n_rows)[...] = values
+        return made, partials
 
     def phase(
         self,
@@ -317,29 +356,18 @@ class ChunkRunner:
     def _phase(
         self, machine: Machine, chunk: int, number: int, shelf: Shelf, rows: ChunkRows | None
     ) -> Tree:
-        program, blocks = self.program, self.blocks
+        program = self.program
         segment = program.segments[number]
-        keys = program.keys_of(segment.phase)
-        start, end = blocks.chunk(chunk)
-        columns = self.read(chunk, rows, segment.columns)
-        made = {node: self._empty(node, end - start) for node in segment.makes}
+        start, end = self.blocks.chunk(chunk)
         kinds = {n: program.kind_of(n) for n in (*segment.uses, *segment.makes)}
-        tree = Tree(blocks.n_blocks, program.combine)
-        for block in blocks.blocks_of(chunk):
-            first, last = (row - start for row in blocks.block(block))
-            part = {name: v[first:last] for name, v in columns.items()}
-            here = {
-                node: shelf.rows(chunk, node, kinds[node], first, last, end - start)
-                for node in segment.uses
-            }
-            try:
-                found, partial = machine.run_segment(segment, part, last - first, here, None)
-            except HlDaskError as error:
-                error.rows = _counted(*blocks.block(block))
-                raise
+
+        def value(node: int, first: int, last: int) -> Any:
+            return shelf.rows(chunk, node, kinds[node], first, last, end - start)
+
+        made, partials = self._through(machine, chunk, segment, value, rows)
+        tree, keys = self._tree(), program.keys_of(segment.phase)
+        for block, partial in zip(self.blocks.blocks_of(chunk), partials, strict=True):
             tree.add(block, {key: partial[key] for key in keys})
-            for node, value in found.items():
-                self._slice(node, made[node], first, last)[...] = value
         shelf.put(chunk, made, kinds)
         return tree
 
@@ -354,11 +382,6 @@ class ChunkRunner:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChunkRunner, (None, self.parcel)
-
-
-def _counted(first: int, last: int) -> str:
-    """The rows of a block, for an error whose message counts from its first row."""
-    return f"{first:,} to {last - 1:,}, counted from the first of them"
 
 
 def split_held(
@@ -382,7 +405,7 @@ def _sendable_errors() -> Iterator[None]:
     except HlDaskError as error:
         try:
             pickle.dumps(error.__cause__)
-        except Exception:
+        except Exception:  # whatever an exception of the user's raises when it is pickled
             # Its type and text are in the message.
             error.__cause__ = error.__context__ = None
         raise

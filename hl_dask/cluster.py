@@ -33,15 +33,12 @@ class Workers(NamedTuple):
         Largest resident memory before the run.
     limit_bytes : int or None
         Smallest memory limit; None without limits.
-    addresses : tuple of str
-        Their addresses.
     """
 
     number: int
     threads: int
     base_bytes: int
     limit_bytes: int | None
-    addresses: tuple[str, ...]
 
 
 def is_client(scheduler: Any) -> bool:
@@ -143,7 +140,6 @@ def workers_of(client: Any) -> Workers:
         threads=max(w["nthreads"] for w in workers.values()),
         base_bytes=max([IDLE_WORKER_BYTES, *resident]),
         limit_bytes=min(limits, default=None),
-        addresses=tuple(workers),
     )
 
 

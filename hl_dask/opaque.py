@@ -373,7 +373,7 @@ def _check_altered(
     second = Rows(others, noise=np.where(keep, first.noise, _noise(rng, n)))
     try:
         mine, other = np.asarray(evaluate(first)), np.asarray(evaluate(second))
-    except Exception:
+    except Exception:  # a formula of the user's may raise anything for a NaN or a negative age
         return
     if mine.shape != other.shape or not same_value(mine[keep], other[keep].astype(mine.dtype)):
         what = "gives a row another value when other rows have NaN, zero or large values"

@@ -350,7 +350,7 @@ def _dumps(state: Any) -> bytes:
     try:
         with own_modules_by_value():
             return cloudpickle.dumps(state)  # type: ignore[no-any-return]
-    except Exception:
+    except Exception:  # whatever an object of the user's raises when it is pickled
         # A module that cannot be taken apart may be there on the workers.
         try:
             return cloudpickle.dumps(state)  # type: ignore[no-any-return]

@@ -8,16 +8,16 @@ and formulas as they are then, so that an old plan costs time and never a wrong 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, overload
 
+from hl_dask._explain import explain_memory, notes, summary
 from hl_dask._plan_file import check_state
 from hl_dask.blocks import CHUNK_BLOCKS, Blocks
-from hl_dask.errors import MemoryBudgetError, PlanError
-from hl_dask.memory import parse_bytes, size_text
+from hl_dask.errors import PlanError
+from hl_dask.memory import parse_bytes
 
 VERSION = 1
 COMPUTE, STORE, RELEASE = "compute", "store", "release"
@@ -331,77 +331,8 @@ class ActionPlan:
             msg = f"rows is a number of policies of at least 1; got {rows!r}"
             raise PlanError(msg, remedy="give explain(rows=...) a positive whole number")
         cut = self.blocks(rows)
-        return "\n".join([*self._summary(cut), *self._explain_memory(memory, cut), *self._notes()])
-
-    def _summary(self, cut: Blocks) -> list[str]:
-        kinds = {
-            k: sum(i.kind == k for i in self.calls) for k in ("shared", "per-point", "portfolio")
-        }
-        return [
-            f"{self.model}: t = 0..{self.proj_len}, {len(self.calls):,} formula calls "
-            f"({', '.join(f'{n:,} {k}' for k, n in kinds.items())}), {self.output_count:,} outputs",
-            f"  {self.nodes:,} array operations, {self.row_nodes:,} of them on every block of "
-            f"{self.block_rows:,} rows; phases: {self.phases}",
-            f"  values alive at once: {self.live_row_bytes:,} bytes a row, in "
-            f"{self.register_row_bytes:,} of registers (formula by formula it would be at most "
-            f"{self.peak_calls} formula values)",
-            f"  highest memory at: {', '.join(self.peak_live[:8]) or 'no per-policy value'}"
-            + (" ..." if len(self.peak_live) > 8 else ""),
-            f"  columns read ({self.column_row_bytes} bytes a row): "
-            f"{', '.join(self.columns) or 'none'}",
-            f"  {cut.rows:,} policies: {cut.n_blocks:,} blocks, {cut.n_chunks:,} chunks of at most "
-            f"{cut.chunk_rows:,} rows",
-            f"  a plain run would keep {size_text(self.unoptimised_row_bytes * cut.rows)}; "
-            f"this plan works in {size_text(self.thread_bytes(cut.chunk_rows))} a thread",
-        ]
-
-    def _notes(self) -> list[str]:
-        lines = [
-            f"  evaluated as Python on each block: {n} ({why})" for n, why in self.opaque.items()
-        ]
-        lines += [f"  forces a replay in one piece: {n} ({why})" for n, why in self.whole.items()]
-        if self.guards:
-            lines.append(f"  totals turned into Python values by: {_by_formula(self.guards)}")
-        return lines
-
-    def _explain_memory(self, memory: int | str | None, cut: Blocks) -> list[str]:
-        projector = self.__dict__.get("_projector")
-        if projector is None or self.whole:
-            return [] if memory is None else [self._explain_thread(parse_bytes(memory), cut)]
-        try:
-            found, threads, projected, allowed, in_files = projector(self, cut.rows, memory)
-        except MemoryBudgetError as error:
-            return [f"  refused: {error.message}", f"    what to do: {error.remedy}"]
-        sizes = [(text, size_text(size)) for text, size in projected.items() if size]
-        width = max(len(text) for text, _ in sizes)
-        return [
-            f"  projected to reach {size_text(projected.total_bytes)} of {size_text(allowed)} "
-            f"allowed, with {threads} thread(s) and chunks of {found.chunk_rows:,} rows:",
-            *(f"    {text:<{width}}  {size:>10}" for text, size in sizes),
-            *self._explain_states(in_files=in_files),
-        ]
-
-    def _explain_states(self, *, in_files: bool) -> list[str]:
-        if self.phases == 1:
-            return []
-        where = "in scratch files, which memory has no room for" if in_files else "in memory"
-        return [
-            f"  {self.phases:,} phases: totals over all policies decide what comes next; the "
-            f"states of all chunks wait {where}"
-        ]
-
-    def _explain_thread(self, allowed: int, cut: Blocks) -> str:
-        one = self.thread_bytes(cut.chunk_rows)
-        smallest = self.thread_bytes(self.block_rows)
-        verdict = (
-            "fits"
-            if one < allowed
-            else f"needs smaller chunks: one block takes {size_text(smallest)}"
-        )
-        return (
-            f"  of {size_text(allowed)} allowed in all, a thread with a full chunk takes "
-            f"{size_text(one)} beside the interpreter and its libraries: {verdict}"
-        )
+        of_memory = explain_memory(self, memory, cut, self.__dict__.get("_projector"))
+        return "\n".join([*summary(self, cut), *of_memory, *notes(self)])
 
     def thread_bytes(self, chunk_rows: int) -> int:
         """Bytes that one thread works in: registers, temporaries and the columns of a chunk."""
@@ -418,7 +349,7 @@ class ActionPlan:
 
     def _text(self) -> str:
         # Without the projection of memory, which looks at the files.
-        return "\n".join([*self._summary(self.blocks(self.rows)), *self._notes()])
+        return "\n".join([*summary(self, self.blocks(self.rows)), *notes(self)])
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -491,12 +422,6 @@ class ActionPlan:
     def __getstate__(self) -> dict[str, Any]:
         # The model stays where it is: a copy is a description, as a plan from a file is.
         return {k: v for k, v in self.__dict__.items() if k not in ("_evaluator", "_projector")}
-
-
-def _by_formula(calls: Sequence[str]) -> str:
-    """Calls by formula, with their number where a formula has several."""
-    counts = Counter(call.split("(", 1)[0] for call in calls)
-    return ", ".join(name if n == 1 else f"{name} ({n} calls)" for name, n in counts.items())
 
 
 def _escape(text: str) -> str:

@@ -26,7 +26,7 @@ from hl_dask.budget import fit_states, peak_bytes, processors
 from hl_dask.chunks import ChunkRunner
 from hl_dask.cluster import client_of, is_address, is_client, run_on, worker_peaks, workers_of
 from hl_dask.errors import PlanError, SchedulerError, UnsupportedError
-from hl_dask.expr import POINT, REDUCTIONS
+from hl_dask.expr import POINT, REDUCTIONS, Graph
 from hl_dask.kernel import evaluate_global, portfolio_ancestors
 from hl_dask.lower import lower, lower_phase
 from hl_dask.memory import MemoryEstimate, parse_bytes
@@ -178,6 +178,18 @@ def check_granularity(granularity: Any) -> None:
         raise PlanError(msg, remedy=f"use one of {', '.join(map(repr, GRANULARITIES))}")
 
 
+def _is_light(graph: Graph, node: int) -> bool:
+    """Whether no more than a few operations on the rows lead to a node."""
+    seen: set[int] = set()
+    stack = [node]
+    while stack and len(seen) <= LIGHT_OPERATIONS:
+        for arg in graph.args[stack.pop()]:
+            if graph.kinds[arg] == POINT and arg not in seen:
+                seen.add(arg)
+                stack.append(arg)
+    return len(seen) <= LIGHT_OPERATIONS
+
+
 # ---- passes ----------------------------------------------------------------------------------
 
 
@@ -215,6 +227,7 @@ class Projection:
         self.block_rows = block_rows
         self.settings = settings
         self.known: dict[int, Any] = {}
+        self.checked: set[int] = set()  # guards whose guess was right
         self.shelf: Shelf | None = None
         self.chunk_blocks: int | None = None
         self.barrier = False
@@ -293,13 +306,14 @@ class Projection:
         ``range(int(self.data["term"].max()))`` decides how much there is to do at all.
         """
         graph, guards = self.recording.graph, [node for node, _ in self.recording.guards]
-        found = []
-        for node in portfolio_ancestors(graph, guards):
-            if graph.ops[node].name in REDUCTIONS and node not in self.known:
-                rows = [n for n in graph.ancestors([node]) if graph.kinds[n] == POINT]
-                if graph.phases[node] == 1 and len(rows) <= LIGHT_OPERATIONS:
-                    found.append(node)
-        return found
+        return [
+            node
+            for node in portfolio_ancestors(graph, guards)
+            if graph.ops[node].name in REDUCTIONS
+            and node not in self.known
+            and graph.phases[node] == 1
+            and _is_light(graph, node)
+        ]
 
     def _fitted(
         self, program: Program, client: Any
@@ -398,11 +412,15 @@ class Projection:
         graph = recording.graph
         found: dict[int, Any] = {}
         for node, _ in recording.guards:
+            if node in self.checked:
+                continue
             rests_on = portfolio_ancestors(graph, [node])
             if any(graph.ops[n].name in REDUCTIONS and n not in self.known for n in rests_on):
                 continue
             real = evaluate_global(graph, [node], self.known, recording.describe)[node]
-            if not same_number(real, recording.assumed[node]):
+            if same_number(real, recording.assumed[node]):
+                self.checked.add(node)
+            else:
                 found[node] = real
         return found
 

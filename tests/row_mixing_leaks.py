@@ -835,7 +835,7 @@ def table_key_out_of_range(self, t):
 def refusal_swallowed(self, t):
     try:
         y = np.cumsum(self.data["premium"])
-    except Exception:
+    except Exception:  # what the case is about: a refusal that the formula swallows
         y = self.data["premium"]
     return y * self.data["age"]
 
@@ -871,7 +871,7 @@ class Median(hl.Model):
 def refusal_of_another_formula_swallowed(self, t):
     try:
         return self.data["premium"] - self.middle(t)
-    except Exception:
+    except Exception:  # the same for the refusal of another formula
         return self.data["premium"]
 
 

@@ -28,7 +28,7 @@ from tests.test_zoo import bits
 from tests.zoo import ZOO
 
 distributed = pytest.importorskip("distributed")
-pytestmark = [
+MARKS = [
     pytest.mark.cluster,
     # What distributed leaves open when a cluster is closed is its own affair.
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -36,6 +36,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Port"),
     pytest.mark.filterwarnings("ignore:unclosed"),
 ]
+pytestmark = MARKS
 QUIET = {"dashboard_address": ":0", "silence_logs": "CRITICAL"}
 
 

@@ -18,19 +18,13 @@ import hl_dask as hl
 from examples import basic_term_me
 from examples.basic_term_me import BasicTermME
 from tests.reference import Entry
-from tests.test_cluster import QUIET, free_port, started
+from tests.test_cluster import MARKS, QUIET, free_port, started
 from tests.test_sources import FRAME, RATES, SOURCES, Cover
 from tests.test_zoo import bits, recorded
 from tests.zoo import ZOO
 
 distributed = pytest.importorskip("distributed")
-pytestmark = [
-    pytest.mark.cluster,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:Port"),
-    pytest.mark.filterwarnings("ignore:unclosed"),
-]
+pytestmark = MARKS
 GRANULARITIES = ("chunk", "step", "formula")
 CLUSTERS = ("one worker", "two workers", "by hand")
 
