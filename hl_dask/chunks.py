@@ -178,13 +178,6 @@ class ChunkRunner:
         return self._work.job.blocks
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the rows in memory that have to be sent to workers."""
-        if self._points is None or not self._held:
-            return 0
-        return self._points.nbytes_per_row(self._held) * self._points.rows
-
-    @property
     def parcel(self) -> Parcel:
         """The job as bytes, packed once."""
         if self._parcel is None:
