@@ -7,6 +7,7 @@ from hl_dask.grouped import total_by
 from hl_dask.model import LightModel, Model
 from hl_dask.plan import ActionPlan
 from hl_dask.points import ModelPoints
+from hl_dask.portfolio import Portfolio, PortfolioResult
 from hl_dask.result import Result
 from hl_dask.running import RunningTotal
 from hl_dask.table import Table, lookup
@@ -18,6 +19,8 @@ __all__ = [
     "LightModel",
     "Model",
     "ModelPoints",
+    "Portfolio",
+    "PortfolioResult",
     "Result",
     "RunningTotal",
     "Sum",

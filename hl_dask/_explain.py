@@ -52,26 +52,40 @@ def explain_memory(
     if projector is None or plan.whole:
         return [] if memory is None else [_thread(plan, parse_bytes(memory), cut)]
     try:
-        found, threads, projected, allowed, in_files = projector(plan, cut.rows, memory)
+        fitted, works = projector(plan, cut.rows, memory)
     except MemoryBudgetError as error:
         return [f"  refused: {error.message}", f"    what to do: {error.remedy}"]
+    return memory_lines(fitted, works)
+
+
+def memory_lines(fitted: Any, works: Sequence[Any]) -> list[str]:
+    """The projection item by item, and where the states between phases wait."""
+    projected = fitted.projected
     sizes = [(text, size_text(size)) for text, size in projected.items() if size]
     width = max(len(text) for text, _ in sizes)
+    chunk_rows = max(blocks.chunk_rows for blocks in fitted.cuts)
     return [
-        f"  projected to reach {size_text(projected.total_bytes)} of {size_text(allowed)} "
-        f"allowed, with {threads} thread(s) and chunks of {found.chunk_rows:,} rows:",
+        f"  projected to reach {size_text(projected.total_bytes)} of "
+        f"{size_text(fitted.allowed_bytes)} allowed, with {fitted.workers} thread(s) and chunks of "
+        f"{chunk_rows:,} rows:",
         *(f"    {text:<{width}}  {size:>10}" for text, size in sizes),
-        *_states(plan, in_files=in_files),
+        *_states(fitted, works),
     ]
 
 
-def _states(plan: Plan, *, in_files: bool) -> list[str]:
-    if plan.phases == 1:
+def _states(fitted: Any, works: Sequence[Any]) -> list[str]:
+    phases = max(work.program.phases for work in works)
+    if phases == 1:
         return []
-    where = "in scratch files, which memory has no room for" if in_files else "in memory"
+    each = max(
+        work.program.state_row_bytes * blocks.chunk_rows
+        for work, blocks in zip(works, fitted.cuts, strict=True)
+    )
+    total = sum(work.program.state_row_bytes * work.rows for work in works)
+    where = "in scratch files, which memory has no room for" if fitted.in_files else "in memory"
     return [
-        f"  {plan.phases:,} phases: totals over all policies decide what comes next; the "
-        f"states of all chunks wait {where}"
+        f"  {phases:,} phases: totals over all policies decide what comes next; between them a "
+        f"chunk keeps at most {size_text(each)}, all chunks {size_text(total)}, {where}"
     ]
 
 

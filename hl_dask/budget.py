@@ -9,8 +9,9 @@ import contextlib
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -62,9 +63,16 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
+class Work(NamedTuple):
+    """What a pass has to do with the rows of one model."""
+
+    program: Program
+    points: ModelPoints | None
+    rows: int
+
+
 def estimate(
-    program: Program,
-    points: ModelPoints | None,
+    work: Work,
     blocks: Blocks,
     workers: int,
     base_bytes: int | None = None,
@@ -75,11 +83,14 @@ def estimate(
 
     Parameters
     ----------
+    work : Work
+        Program and rows.
     base_bytes : int, optional
         Resident before the run; what this process has by default.
     in_files : bool
         Whether states between phases are in files.
     """
+    program, points, _ = work
     block_rows = min(blocks.block_rows, blocks.rows)
     threads = min(workers, blocks.n_chunks)
     read = 0
@@ -110,6 +121,36 @@ def estimate(
     )
 
 
+def estimate_all(
+    works: Sequence[Work],
+    cuts: Sequence[Blocks],
+    workers: int,
+    base_bytes: int | None = None,
+    *,
+    in_files: bool = False,
+) -> MemoryEstimate:
+    """The same of several models whose chunks are run side by side."""
+    found = [
+        estimate(work, blocks, workers, base_bytes, in_files=in_files)
+        for work, blocks in zip(works, cuts, strict=True)
+    ]
+    if len(found) == 1:
+        return found[0]
+    # A thread reads the columns of one chunk at a time, and keeps the registers of each model.
+    return MemoryEstimate(
+        base_bytes=found[0].base_bytes,
+        slack_bytes=SLACK_BYTES,
+        read_bytes=max(e.read_bytes // e.threads for e in found) * workers,
+        value_bytes=sum(e.value_bytes for e in found),
+        temporary_bytes=max(e.temporary_bytes // e.threads for e in found) * workers,
+        step_bytes=sum(e.step_bytes for e in found),
+        state_bytes=sum(e.state_bytes for e in found),
+        partial_bytes=sum(e.partial_bytes for e in found),
+        task_bytes=sum(e.task_bytes for e in found),
+        threads=min(workers, sum(blocks.n_chunks for blocks in cuts)),
+    )
+
+
 def _state_bytes(program: Program, blocks: Blocks, threads: int, *, in_files: bool) -> int:
     """Of the states of chunks: those that tasks hand on, or those that wait between phases."""
     if program.is_phased:
@@ -125,10 +166,26 @@ def _state_bytes(program: Program, blocks: Blocks, threads: int, *, in_files: bo
     return one * min(blocks.n_chunks, threads + 1)
 
 
+class Fitted(NamedTuple):
+    """How a pass is cut, and what it is projected to take.
+
+    Attributes
+    ----------
+    cuts : list of Blocks
+        The blocks of each model.
+    workers : int
+        Threads.
+    """
+
+    cuts: list[Blocks]
+    workers: int
+    projected: MemoryEstimate
+    allowed_bytes: int
+    in_files: bool
+
+
 def fit(
-    program: Program,
-    points: ModelPoints | None,
-    rows: int,
+    works: Sequence[Work],
     block_rows: int,
     *,
     memory: int | str | None,
@@ -137,7 +194,7 @@ def fit(
     base_bytes: int | None = None,
     all_workers: bool = False,
     in_files: bool = False,
-) -> tuple[Blocks, int, MemoryEstimate, int]:
+) -> Fitted:
     """Chunk size, threads and projected peak that stay within the memory allowed.
 
     Parameters
@@ -164,32 +221,32 @@ def fit(
     chunks = [chunk_blocks] if chunk_blocks else _halves(CHUNK_BLOCKS)
     for workers in [most_workers] if all_workers else _halves(most_workers):
         for size in chunks:
-            blocks = Blocks(rows, block_rows, size)
-            projected = estimate(program, points, blocks, workers, base_bytes, in_files=in_files)
+            cuts = [Blocks(work.rows, block_rows, size) for work in works]
+            projected = estimate_all(works, cuts, workers, base_bytes, in_files=in_files)
             if projected.total_bytes <= allowed:
-                return blocks, workers, projected, allowed
-    raise _too_small(program, projected, allowed, in_memory=points is None or points.in_memory)
+                return Fitted(cuts, workers, projected, allowed, in_files)
+    raise _too_small(works, projected, allowed)
 
 
 def fit_states(
-    program: Program,
-    *where: Any,
+    works: Sequence[Work],
+    block_rows: int,
+    *,
     in_files: bool | None = None,
     **settings: Any,
-) -> tuple[Blocks, int, MemoryEstimate, int, bool]:
-    """As :func:`fit`, and whether the states between phases have to be in files.
+) -> Fitted:
+    """As :func:`fit`, finding out whether the states between phases have to be in files.
 
     Parameters
     ----------
     in_files : bool, optional
         Said beforehand; by default they are in memory where they fit.
     """
-    if in_files is not None or not program.is_phased:
-        return *fit(program, *where, in_files=bool(in_files), **settings), bool(in_files)
-    try:
-        return *fit(program, *where, **settings), False
-    except MemoryBudgetError:
-        return *fit(program, *where, in_files=True, **settings), True
+    if in_files is not None or not any(work.program.is_phased for work in works):
+        return fit(works, block_rows, in_files=bool(in_files), **settings)
+    with contextlib.suppress(MemoryBudgetError):
+        return fit(works, block_rows, **settings)
+    return fit(works, block_rows, in_files=True, **settings)
 
 
 def _halves(number: int) -> list[int]:
@@ -197,9 +254,9 @@ def _halves(number: int) -> list[int]:
     return [number >> k for k in range(number.bit_length())]
 
 
-def _too_small(
-    program: Program, smallest: MemoryEstimate, allowed: int, *, in_memory: bool
-) -> MemoryBudgetError:
+def _too_small(works: Sequence[Work], smallest: MemoryEstimate, allowed: int) -> MemoryBudgetError:
+    in_memory = all(work.points is None or work.points.in_memory for work in works)
+    program = max((work.program for work in works), key=lambda p: p.live_row_bytes)
     owners = [program.describe(program.graph.owners[n]) for n in program.live_at_peak]
     pinned = ", ".join(list(dict.fromkeys(owners))[:6])
     items = "; ".join(f"{text} {size_text(size)}" for text, size in smallest.items() if size)

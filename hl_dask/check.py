@@ -58,12 +58,12 @@ def compare(subject: Subject, proj_len: int) -> pd.DataFrame:
 def _verified(subject: Subject, proj_len: int, sample: ModelPoints) -> Recording:
     """A recording of the sample as if it were all there is, with the totals of all of it."""
 
-    def again(recording: Recording, assumed: dict[int, Any]) -> Recording:
-        return record(subject, proj_len, assumed=assumed, graph=recording.graph)
+    def again(recordings: list[Recording], assumed: dict[int, Any]) -> list[Recording]:
+        return [record(subject, proj_len, assumed=assumed, graph=recordings[0].graph)]
 
     settings = Settings(scheduler="synchronous", progress=False)
     first = record(subject, proj_len)
-    projection = Projection(first, again, sample, sample.rows, settings)
+    projection = Projection([first], again, [sample], sample.rows, settings)
     if not first.opaque:
         projection.run()
     return projection.recording

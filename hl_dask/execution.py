@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from hl_dask.blocks import Blocks
-from hl_dask.budget import fit_states, processors
+from hl_dask.budget import Fitted, Work, fit_states, processors
 from hl_dask.errors import ModelError, OpaqueFormulaError
 from hl_dask.fingerprint import source_digest
 from hl_dask.formula import Formula
 from hl_dask.lazy import LazyResult
-from hl_dask.memory import MemoryEstimate
 from hl_dask.parcel import environment
 from hl_dask.plan import ActionPlan
-from hl_dask.planning import build_plan, program_of
+from hl_dask.planning import build_plan, programs_of
 from hl_dask.points import ColumnSpec
-from hl_dask.record import Recording, Subject, record
+from hl_dask.program import Program
+from hl_dask.record import Recording, Subject, record_together
 from hl_dask.replay import releases, replay_whole
 from hl_dask.report import Report, in_order, summed
 from hl_dask.result import Result
@@ -70,6 +70,13 @@ class Order:
         return points.rows if points is not None else 1
 
 
+class Projected(NamedTuple):
+    """What a run is projected to take, and what it does with the rows of each model."""
+
+    fitted: Fitted
+    works: list[Work]
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A recording, its plan, and what it rests on."""
@@ -81,19 +88,38 @@ class Recorded:
 
 
 def record_order(order: Order) -> Recorded:
-    """Record a model and plan its replay.
+    """Record a model and plan its replay; see :func:`record_orders`."""
+    (recorded,) = record_orders([order])
+    return recorded
+
+
+def record_orders(orders: Sequence[Order]) -> list[Recorded]:
+    """Record a model, or the models of a portfolio together, and plan their replay.
 
     Raises
     ------
     RowMixingError, FormulaError, UnsupportedError
     """
-    subject = order.subject
-    recording = record(subject, order.proj_len)
-    fingerprint = {f.name: source_digest(f) for f in subject.formulas}
-    plan = build_plan(
-        recording, order.model, order.outputs, order.block_rows, fingerprint, subject.points
-    )
-    return Recorded(recording, order.bind(plan), order.state, subject.formulas)
+    recordings = record_together([order.subject for order in orders], orders[0].proj_len)
+    found = []
+    for number, (order, recording) in enumerate(zip(orders, recordings, strict=True)):
+        subject = order.subject
+        fingerprint = {f.name: source_digest(f) for f in subject.formulas}
+        plan = build_plan(
+            recording,
+            order.model,
+            order.outputs,
+            order.block_rows,
+            fingerprint,
+            subject.points,
+            partial(_program, recordings, number),
+        )
+        found.append(Recorded(recording, order.bind(plan), order.state, subject.formulas))
+    return found
+
+
+def _program(recordings: Sequence[Recording], number: int) -> Program:
+    return programs_of(recordings)[number]
 
 
 def same_model(recorded: Recorded, order: Order) -> bool:
@@ -119,6 +145,11 @@ def still_holds(recorded: Recorded, order: Order) -> bool:
     )
 
 
+def all_hold(recorded: Sequence[Recorded], orders: Sequence[Order]) -> bool:
+    """Whether the recordings of all models hold: those that were made together."""
+    return all(still_holds(each, order) for each, order in zip(recorded, orders, strict=True))
+
+
 def _same_kind(spec: ColumnSpec, dtype: Any, shape: tuple[int, ...], categories: Any) -> bool:
     if spec.dtype != dtype or spec.shape != shape:
         return False
@@ -128,85 +159,99 @@ def _same_kind(spec: ColumnSpec, dtype: Any, shape: tuple[int, ...], categories:
 
 
 def project_memory(
-    recorded: Recorded, order: Order, rows: int, memory: int | str | None
-) -> tuple[Blocks, int, MemoryEstimate, int, bool] | None:
+    recorded: Sequence[Recorded],
+    orders: Sequence[Order],
+    rows: Sequence[int],
+    memory: int | str | None,
+) -> Projected | None:
     """What a run on threads is projected to take; None for a replay in one piece.
+
+    Parameters
+    ----------
+    rows : sequence of int
+        Number of policies of each model.
 
     Raises
     ------
     MemoryBudgetError
         When it would be refused.
     """
-    recording = recorded.recording
-    if recording.opaque:
+    recordings = [each.recording for each in recorded]
+    if any(recording.opaque for recording in recordings):
         return None
-    return fit_states(
-        program_of(recording),
-        order.subject.points,
-        rows,
-        order.block_rows,
+    works = [
+        Work(program, order.subject.points, count)
+        for program, order, count in zip(programs_of(recordings), orders, rows, strict=True)
+    ]
+    fitted = fit_states(
+        works,
+        orders[0].block_rows,
         memory=memory,
         most_workers=processors(),
         chunk_blocks=None,
     )
+    return Projected(fitted, works)
 
 
 class Execution:
-    """One execution of a model.
+    """One execution of a model, or of the models of a portfolio together.
 
     Parameters
     ----------
-    order : Order
-        What is to be run.
+    orders : sequence of Order
+        What is to be run, for each model.
     settings : Settings
         Memory, scheduler, threads.
-    known : Recorded, optional
-        An earlier recording, used if it still holds.
+    known : sequence of Recorded, optional
+        Earlier recordings, used if they still hold.
     publish : callable
-        ``publish(result)`` is called when there is a result.
+        ``publish(results)`` is called when there are results, one for each model, and gives what
+        the run gives back.
     """
 
     def __init__(
         self,
-        order: Order,
+        orders: Sequence[Order],
         settings: Settings,
-        known: Recorded | None,
-        publish: Callable[[Result], None],
+        known: Sequence[Recorded] | None,
+        publish: Callable[[list[Result]], Any],
     ) -> None:
         check_scheduler(settings.scheduler)
         check_granularity(settings.granularity)
-        self.order = order
+        self.orders = list(orders)
         self.settings = settings
         self._publish = publish
         self.record_s = 0.0
-        if known is not None and still_holds(known, order):
-            self.recorded = known
+        if known is not None and all_hold(known, orders):
+            self.recorded = list(known)
         else:
-            self.recorded = record_order(order)
-            self.record_s = self.recorded.recording.elapsed_s
-        self.plan = self.recorded.plan
-        if self.plan.block_rows != order.block_rows:
-            self.plan = self.plan.with_blocks(order.block_rows)
+            self.recorded = record_orders(orders)
+            self.record_s = self.recorded[0].recording.elapsed_s
+        self.plans = [recorded.plan for recorded in self.recorded]
+        block_rows = orders[0].block_rows
+        if self.plans[0].block_rows != block_rows:
+            self.plans = [plan.with_blocks(block_rows) for plan in self.plans]
 
     def projection(self) -> Projection | None:
-        """The passes over the rows, not started; None when the model is replayed in one piece."""
-        recording = self.recorded.recording
-        if recording.opaque:
+        """The passes over the rows, not started; None when all is replayed in one piece."""
+        recordings = [recorded.recording for recorded in self.recorded]
+        if any(recording.opaque for recording in recordings):
             return None
-        order = self.order
+        points = [order.subject.points for order in self.orders]
         projection = Projection(
-            recording, self._again, order.subject.points, order.block_rows, self.settings
+            recordings, self._again, points, self.orders[0].block_rows, self.settings
         )
         projection.stats.record_s = self.record_s
         return projection
 
-    def _again(self, recording: Recording, assumed: dict[int, Any]) -> Recording:
-        """The recording with known totals in place of those of the sample."""
-        order = self.order
-        return record(order.subject, order.proj_len, assumed=assumed, graph=recording.graph)
+    def _again(self, recordings: list[Recording], assumed: dict[int, Any]) -> list[Recording]:
+        """The recordings with known totals in place of those of the sample."""
+        subjects = [order.subject for order in self.orders]
+        graph = recordings[0].graph
+        return record_together(subjects, self.orders[0].proj_len, assumed=assumed, graph=graph)
 
-    def execute(self, projection: Projection | None = None) -> Result:
-        """Run, and publish the result.
+    def execute(self, projection: Projection | None = None) -> Any:
+        """Run, and publish the results.
 
         Parameters
         ----------
@@ -226,37 +271,48 @@ class Execution:
             values = projection.run()
             stats = projection.stats
             reports = [
-                (o.formula, o.key, o.value if o.node is None else values[o.node])
-                for o in projection.recording.outputs
+                [
+                    (o.formula, o.key, o.value if o.node is None else values[o.node])
+                    for o in recording.outputs
+                ]
+                for recording in projection.recordings
             ]
         stats.elapsed_s = time.perf_counter() - started + self.record_s
         stats.environment = environment()
-        order = self.order
-        reports = in_order(reports, order.subject.formulas)
-        sums = summed(order.subject.wanted)
-        result = Result(reports, order.proj_len, stats, self.plan, self.lazy, summed=sums)
-        self._publish(result)
-        return result
+        results = [
+            Result(
+                in_order(found, order.subject.formulas),
+                order.proj_len,
+                stats,
+                plan,
+                self.lazy,
+                summed=summed(order.subject.wanted),
+            )
+            for order, plan, found in zip(self.orders, self.plans, reports, strict=True)
+        ]
+        return self._publish(results)
 
     def lazy(self) -> LazyResult:
         """The run as a Dask collection that computes the result."""
-        order = self.order
-        title = f"{order.model}: {order.rows:,} policies x {order.proj_len + 1} months"
+        names = ", ".join(order.model for order in self.orders)
+        rows = sum(order.rows for order in self.orders)
+        title = f"{names}: {rows:,} policies x {self.orders[0].proj_len + 1} months"
         return LazyResult(title, self.projection(), self.settings, self.execute)
 
-    def _in_one_piece(self) -> tuple[list[Report], RunStats]:
+    def _in_one_piece(self) -> tuple[list[list[Report]], RunStats]:
         """Reports of a replay on all rows at once, for formulas that cannot be followed."""
-        order, recording = self.order, self.recorded.recording
-        subject = order.subject
-        reasons = "; ".join(f"{name}: {why}" for name, why in recording.opaque.items())
-        if subject.points is not None and not subject.points.in_memory:
+        recordings = [recorded.recording for recorded in self.recorded]
+        opaque = {name: why for recording in recordings for name, why in recording.opaque.items()}
+        reasons = "; ".join(f"{name}: {why}" for name, why in opaque.items())
+        points = [order.subject.points for order in self.orders]
+        if any(each is not None and not each.in_memory for each in points):
             msg = (
                 "hl_dask cannot see what these formulas do to the rows, and the data are not in "
                 f"memory: {reasons}"
             )
             raise OpaqueFormulaError(
                 msg,
-                formula=", ".join(recording.opaque),
+                formula=", ".join(opaque),
                 remedy="if each row's value depends on that row alone, add @hl.per_point above the "
                 "formula; else write it with array operations and totals, or with hl.Table and "
                 "hl.lookup",
@@ -267,15 +323,23 @@ class Execution:
             "above the formula",
             stacklevel=4,
         )
-        calls = recording.calls
-        release = releases(
-            recording.finished, lambda c: calls[c].reads, lambda c: (calls[c].formula, calls[c].key)
-        )
-        found = replay_whole(subject.clone, subject.points, subject.wanted, order.proj_len, release)
-        stats = RunStats(
-            rows=order.rows, months=order.proj_len + 1, record_s=self.record_s, passes=1
-        )
-        return [(f, k, v) for (f, k), v in found.items()], stats
+        release: list[Any] = [None] * len(recordings)
+        if len(recordings) == 1:
+            # What a model asks of another is not among the reads of the other.
+            (recording,) = recordings
+            calls = recording.calls
+            release = [
+                releases(
+                    recording.finished,
+                    lambda c: calls[c].reads,
+                    lambda c: (calls[c].formula, calls[c].key),
+                )
+            ]
+        proj_len = self.orders[0].proj_len
+        found = replay_whole([order.subject for order in self.orders], proj_len, release)
+        rows = sum(order.rows for order in self.orders)
+        stats = RunStats(rows=rows, months=proj_len + 1, record_s=self.record_s, passes=1)
+        return [[(f, k, v) for (f, k), v in each.items()] for each in found], stats
 
 
 def check_count(name: str, value: Any) -> None:

@@ -16,6 +16,8 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from hl_dask.errors import RowMixingError
+
 SHARED, POINT, PORTFOLIO = "shared", "per-point", "portfolio"
 
 
@@ -48,6 +50,18 @@ class Op(NamedTuple):
 
     name: str
     static: Hashable = None
+
+
+class OfMember(NamedTuple):
+    """What a leaf of one model of a portfolio is: its rows are not those of the other models."""
+
+    member: str
+    what: Hashable
+
+
+def what_of(op: Op) -> Hashable:
+    """The static part of an operation, whichever model of a portfolio it belongs to."""
+    return op.static.what if type(op.static) is OfMember else op.static
 
 
 class Meta(NamedTuple):
@@ -127,6 +141,37 @@ class Graph:
         self.owners.append(owner)
         self.index[(self.op_id(op), *args)] = node
         return node
+
+    def members(self, nodes: Iterable[int]) -> dict[int, str | None]:
+        """The model of a portfolio whose rows each per-point value or reduction is about.
+
+        Parameters
+        ----------
+        nodes : iterable of int
+            In topological order, with all that they need of the rows.
+
+        Raises
+        ------
+        RowMixingError
+            When an operation has the rows of two models.
+        """
+        found: dict[int, str | None] = {}
+        for node in nodes:
+            static = self.ops[node].static
+            if type(static) is OfMember:
+                found[node] = static.member
+                continue
+            members = {found[a] for a in self.args[node] if self.kinds[a] == POINT and a in found}
+            if len(members) > 1:
+                names = " and ".join(sorted(map(str, members)))
+                msg = f"an operation has policies of {names} side by side, which are not the same"
+                raise RowMixingError(
+                    msg,
+                    formula=str(getattr(self.owners[node], "text", "")) or None,
+                    remedy="let only totals pass from model to model: self.portfolio.total(...)",
+                )
+            found[node] = members.pop() if members else None
+        return found
 
     def ancestors(self, roots: Iterable[int]) -> list[int]:
         """All nodes that the roots need, themselves included, in topological order."""

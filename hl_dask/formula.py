@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ OWN_STATE = frozenset(
         "_default_agg",
         "_derived",
         "_edition",
+        "_portfolio",
     ]
 )
 """Attributes of a model instance that belong to the framework."""
@@ -45,6 +47,8 @@ class _Default:
 
 
 DEFAULT: Any = _Default()
+RUNNING: ContextVar[Any] = ContextVar("running model", default=None)
+"""The model whose formula is running."""
 ROLLUPS = ("sum", "first", "last", "mean", "min", "max")
 """What may become of the months of a period."""
 F = TypeVar("F", bound=Callable[..., Any])
@@ -182,6 +186,9 @@ class Formula:
         Declared with :func:`rollup`.
     """
 
+    built_in = False
+    """Whether it is the framework's own, and not to be checked for what users do."""
+
     def __init__(self, function: Callable[..., Any], name: str, owner: str) -> None:
         self.function = function
         self.name = name
@@ -215,6 +222,13 @@ class Formula:
 
     def evaluate(self, instance: Any, key: tuple[Any, ...]) -> Any:
         """Call the user's function with canonical arguments."""
+        token = RUNNING.set(instance)
+        try:
+            return self._evaluate(instance, key)
+        finally:
+            RUNNING.reset(token)
+
+    def _evaluate(self, instance: Any, key: tuple[Any, ...]) -> Any:
         if self.arity >= 0:
             return self.function(instance, *key)
         bound = self.signature.bind_partial()

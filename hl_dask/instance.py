@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from abc import ABCMeta
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -19,6 +19,7 @@ from hl_dask.declared import check_undeclared, join_points
 from hl_dask.errors import DataError, ModelError, PlanError, ReadOnlyError
 from hl_dask.execution import Recorded
 from hl_dask.formula import DEFAULT, OWN_STATE, BoundFormula, Formula, Session
+from hl_dask.members import ALONE, PortfolioView
 from hl_dask.plan import ActionPlan
 from hl_dask.points import ModelPoints, is_scalar_record
 from hl_dask.record import Subject
@@ -30,7 +31,7 @@ from hl_dask.session import PlainSession, read_only
 
 ABSENT: Any = object()
 """Stands for the value that an attribute had before a run made it: none."""
-TAKEN = ("data", "df", "df_agg", "cache", "cache_agg", "plan", "result")
+TAKEN = ("data", "portfolio", "df", "df_agg", "cache", "cache_agg", "plan", "result")
 """Lowercase names of the framework; no formula and no assumption can have them."""
 OPTIONS = ("model_points", "assumptions", "default_agg")
 """What a class may set, or an instance."""
@@ -64,6 +65,7 @@ class Instance(metaclass=ModelType):
     _default_agg: Any
     _derived: dict[str, Any]
     _edition: int
+    _portfolio: Any
 
     _names: ClassVar[frozenset[str]] = frozenset()
     """Names of the framework's methods."""
@@ -87,6 +89,7 @@ class Instance(metaclass=ModelType):
         model.__dict__.update(
             _points=None, _scalars=None, _plan=None, _kept=None, _proj_len=None, _edition=0
         )
+        model.__dict__["_portfolio"] = None
         model.__dict__.update(_default_agg=DEFAULT, _derived={})
         model._clear()
         return model
@@ -186,9 +189,19 @@ class Instance(metaclass=ModelType):
         self._changed()
 
     def _changed(self) -> None:
-        """Data or assumptions are not those of the last run, nor of a run that is prepared."""
-        self.__dict__["_edition"] += 1
-        self._clear()
+        """Data or assumptions are not those of the last run, nor of a run that is prepared.
+
+        What other models of the portfolio have worked out rests on them, too.
+        """
+        others = self._portfolio.values() if isinstance(self._portfolio, Mapping) else ()
+        for model in {id(m): m for m in (self, *others)}.values():
+            model.__dict__["_edition"] += 1
+            model._clear()
+
+    @property
+    def portfolio(self) -> PortfolioView:
+        """The portfolio, for formulas: totals over all its models; see :class:`PortfolioView`."""
+        return PortfolioView(self)
 
     def _clear(self) -> None:
         """Forget the values and results of the last run, and the attributes that it derived."""
@@ -224,19 +237,21 @@ class Instance(metaclass=ModelType):
     def _snapshot(self) -> Callable[[Any], Any]:
         """Makes fresh models with the present attributes, each with a session of its own."""
         cls, state = type(self), self.__getstate__()
+        alone = None if self._portfolio is None else ALONE
 
         def clone(session: Any) -> Any:
             made = object.__new__(cls)
             for name, value in state.items():
                 made.__dict__[name] = read_only(value) if type(value) is np.ndarray else value
-            made.__dict__.update(_session=session, _derived={})
+            # The other models are part of a run of the portfolio only, which links them then.
+            made.__dict__.update(_session=session, _derived={}, _portfolio=alone)
             return made
 
         return clone
 
     def __getstate__(self) -> dict[str, Any]:
         """The model as the user made it, without what a run has made of it."""
-        dropped = {"_session", "_result", "_reports", "_kept"}
+        dropped = {"_session", "_result", "_reports", "_kept", "_portfolio"}
         state = {
             k: v
             for k, v in self.__dict__.items()
@@ -244,10 +259,14 @@ class Instance(metaclass=ModelType):
         }
         _restore(state, self._derived)
         state["_derived"] = {}
+        if self._portfolio is not None:
+            # A copy is none of its models, and must not take itself for all there is.
+            state["_portfolio"] = ALONE
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _kept=None)
+        self.__dict__.setdefault("_portfolio", None)
         if self._plan is not None:
             self.__dict__["_plan"] = self._bind(self._plan)
         self._clear()

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hl_dask.aggregate import UFUNCS, Partial
 from hl_dask.errors import FormulaError, HlDaskError
-from hl_dask.expr import PORTFOLIO, REDUCTIONS, SHARED, Graph
+from hl_dask.expr import PORTFOLIO, REDUCTIONS, SHARED, Graph, what_of
 from hl_dask.opaque import BlockSession
 from hl_dask.program import ALIGN, VIEWS, Program, register_bytes, row_bytes
 from hl_dask.segments import Segment
@@ -258,7 +258,7 @@ class Machine:
     ) -> Any:
         program, graph = self.program, self.program.graph
         name = graph.ops[node].name
-        static: Any = graph.ops[node].static
+        static: Any = what_of(graph.ops[node])
         if node in program.register:
             return registers[program.register[node]]
         if graph.kinds[node] == PORTFOLIO:
@@ -286,7 +286,7 @@ class Machine:
             return self._partial_step(node, args[0])
         out = array(node)
         if op.name == "column":
-            return self._load(str(op.static), out)
+            return self._load(str(what_of(op)), out)
         if op.name == "lookup":
             return partial(graph.values[node], out=out), tuple(args)
         if op.name == "opaque":

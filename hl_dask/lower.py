@@ -25,7 +25,8 @@ chunk task that works on them, so that each worker of a cluster is sent its own 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from dask.task_spec import DataNode, Task, TaskRef
 
@@ -51,13 +52,34 @@ def finish(runner: ChunkRunner, tree: Tree) -> dict[int, Any]:
     return unpack(runner.program, tree.result())
 
 
-def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Any], str]:
+class Share(NamedTuple):
+    """What is done of a phase with the rows of one model.
+
+    Attributes
+    ----------
+    runner : ChunkRunner
+        Runs a chunk.
+    number : int
+        Of the segment that the phase is.
+    shelf : Shelf
+        Where the states of the chunks are.
+    values : dict of int to object
+        Values over the whole portfolio that the phase reads.
+    """
+
+    runner: ChunkRunner
+    number: int
+    shelf: Shelf
+    values: dict[int, Any]
+
+
+def lower(runners: Sequence[ChunkRunner], name: str) -> tuple[dict[Any, Any], str]:
     """The Dask graph of one pass over the rows.
 
     Parameters
     ----------
-    runner : ChunkRunner
-        Runs a chunk.
+    runners : sequence of ChunkRunner
+        Run the chunks of each model.
     name : str
         Prefix of the keys.
 
@@ -71,41 +93,56 @@ def lower(runner: ChunkRunner, name: str) -> tuple[dict[Any, Any], str]:
     PlanError
         When a chunk is cut into so many tasks that there are more than :data:`MOST_TASKS`.
     """
-    _check_tasks(runner)
-    model = f"model-{name}"
-    graph: dict[Any, Any] = {model: DataNode(model, runner)}
-    add = _add_segments if runner.program.segments else _add_chunk
-    level: list[Any] = [
-        add(graph, runner, TaskRef(model), chunk, name) for chunk in range(runner.blocks.n_chunks)
-    ]
-    return _combined(graph, level, model, name)
+    _check_tasks(runners)
+    graph: dict[Any, Any] = {}
+    totals: list[str] = []
+    for runner, own in zip(runners, _names(len(runners), name), strict=True):
+        model = f"model-{own}"
+        graph[model] = DataNode(model, runner)
+        add = _add_segments if runner.program.segments else _add_chunk
+        level: list[Any] = [
+            add(graph, runner, TaskRef(model), chunk, own)
+            for chunk in range(runner.blocks.n_chunks)
+        ]
+        totals.append(_combined(graph, level, model, own))
+    return _joined(graph, totals, name)
 
 
-def lower_phase(
-    runner: ChunkRunner, number: int, shelf: Shelf, values: dict[int, Any], name: str
-) -> tuple[dict[Any, Any], str]:
-    """The Dask graph of one phase; as :func:`lower`.
+def lower_phase(shares: Sequence[Share], name: str) -> tuple[dict[Any, Any], str]:
+    """The Dask graph of one phase; as :func:`lower`."""
+    graph: dict[Any, Any] = {}
+    totals: list[str] = []
+    for (runner, number, shelf, values), own in zip(shares, _names(len(shares), name), strict=True):
+        model, before = f"model-{own}", f"totals-{own}"
+        graph[model] = DataNode(model, runner)
+        graph[before] = DataNode(before, (shelf, values))
+        segment = runner.program.segments[number]
+        level: list[Any] = []
+        for chunk in range(runner.blocks.n_chunks):
+            key = (f"phase-{segment.phase}-{number}-{own}", chunk)
+            rows = runner.rows_of(chunk, segment.columns)
+            graph[key] = Task(key, _run_phase, TaskRef(model), TaskRef(before), chunk, number, rows)
+            level.append(key)
+        totals.append(_combined(graph, level, model, own))
+    return _joined(graph, totals, name)
 
-    Parameters
-    ----------
-    number : int
-        Of the segment that the phase is.
-    shelf : Shelf
-        Where the states of the chunks are.
-    values : dict of int to object
-        Values over the whole portfolio that the phase reads.
-    """
-    model, totals = f"model-{name}", f"totals-{name}"
-    graph: dict[Any, Any] = {model: DataNode(model, runner)}
-    graph[totals] = DataNode(totals, (shelf, values))
-    segment = runner.program.segments[number]
-    level: list[Any] = []
-    for chunk in range(runner.blocks.n_chunks):
-        key = (f"phase-{segment.phase}-{number}-{name}", chunk)
-        rows = runner.rows_of(chunk, segment.columns)
-        graph[key] = Task(key, _run_phase, TaskRef(model), TaskRef(totals), chunk, number, rows)
-        level.append(key)
-    return _combined(graph, level, model, name)
+
+def _names(count: int, name: str) -> list[str]:
+    """A suffix for the keys of each model; the dashboard parts keys at dashes."""
+    return [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
+
+
+def _joined(graph: dict[Any, Any], totals: list[str], name: str) -> tuple[dict[Any, Any], str]:
+    """Add a task that has the totals of all models, where there are several."""
+    if len(totals) == 1:
+        return graph, totals[0]
+    key = f"total-{name}"
+    graph[key] = Task(key, _together, *map(TaskRef, totals))
+    return graph, key
+
+
+def _together(*totals: dict[int, Any]) -> dict[int, Any]:
+    return {node: value for found in totals for node, value in found.items()}
 
 
 def _run_phase(
@@ -115,10 +152,8 @@ def _run_phase(
     return run_phase(runner, chunk, number, shelf, values, rows)
 
 
-def _combined(
-    graph: dict[Any, Any], level: list[Any], model: str, name: str
-) -> tuple[dict[Any, Any], str]:
-    """Add the merges and the last task to a graph whose chunk tasks are there."""
+def _combined(graph: dict[Any, Any], level: list[Any], model: str, name: str) -> str:
+    """Add the merges and the last task to a graph whose chunk tasks are there: its key."""
     depth = 0
     while len(level) > 1:
         above: list[Any] = []
@@ -130,15 +165,19 @@ def _combined(
         level, depth = above, depth + 1
     total = f"total-{name}"
     graph[total] = Task(total, finish, TaskRef(model), TaskRef(level[0]))
-    return graph, total
+    return total
 
 
-def _check_tasks(runner: ChunkRunner) -> None:
-    segments, chunks = len(runner.program.segments), runner.blocks.n_chunks
-    if segments * chunks > MOST_TASKS:
+def _check_tasks(runners: Sequence[ChunkRunner]) -> None:
+    counts = [(len(r.program.segments), r.blocks.n_chunks) for r in runners]
+    tasks = sum(segments * chunks for segments, chunks in counts)
+    if tasks > MOST_TASKS:
+        each = " and ".join(
+            f"{segments:,} tasks for each of {n:,} chunks" for segments, n in counts
+        )
         msg = (
-            f"{segments:,} tasks for each of {chunks:,} chunks are {segments * chunks:,}, and more "
-            f"than {MOST_TASKS:,} would keep the scheduler busier than the workers"
+            f"{each} are {tasks:,}, and more than {MOST_TASKS:,} would keep the scheduler busier "
+            "than the workers"
         )
         raise PlanError(
             msg,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from hl_dask.formula import OWN_STATE, BoundFormula
 from hl_dask.instance import ABSENT, Instance
 from hl_dask.plan import ActionPlan
 from hl_dask.points import ModelPoints
-from hl_dask.replay import ReportingSession, plain_view, run_before
+from hl_dask.replay import ReportingSession, plain_view, run_together
 from hl_dask.report import (
     Report,
     by_call,
@@ -101,26 +101,20 @@ class Model(Instance, framework=True):
             The model is as it was before the call then.
         """
         self._check_outside("runs the model")
-        proj_len = check_proj_len(proj_len)
+        run_models({None: self}, check_proj_len(proj_len))
+
+    def _plain_clone(self, proj_len: int) -> Model:
+        """A copy for a plain run, with a session that reports."""
         points = self._row_points()
         if points is not None and not points.in_memory:
             points = points.loaded()
         wanted = choose(self._formulas(), self._default())
         data = self._scalars if self._scalars is not None else plain_view(points)
         rows = points.rows if points is not None else None
-        session = ReportingSession(data, rows, wanted, proj_len)
-        clone = self._snapshot()(session)
-        run_before(session, clone)
-        run_formulas(wanted, clone, proj_len)
-        # The report is closed before formulas are evaluated that are not part of it: what only they
-        # call is not part of it either, as in a replay.
-        session.wanted = unreported(self._formulas(), wanted)
-        run_formulas(session.wanted, clone, proj_len)
-        session.running = False
-        self._publish(clone, session, proj_len)
-        self._after_run()
+        clone: Model = self._snapshot()(ReportingSession(data, rows, wanted, proj_len))
+        return clone
 
-    def _publish(self, clone: Model, session: ReportingSession, proj_len: int) -> None:
+    def _publish(self, clone: Model, proj_len: int) -> None:
         """Make the run that has just ended the last run of this model.
 
         A run works on a clone, so that one that fails leaves no trace. What ``BeforeRun`` has
@@ -129,6 +123,7 @@ class Model(Instance, framework=True):
         """
         self._clear()
         given = self._given()
+        session: Any = clone._session
         for name, value in clone.__dict__.items():
             if name in OWN_STATE or isinstance(value, BoundFormula):
                 continue
@@ -312,15 +307,19 @@ class Model(Instance, framework=True):
             memory, scheduler, workers, chunk_blocks, progress, granularity, scratch
         )
         edition = self._edition
-        execution = Execution(
-            order, settings, self._kept, lambda result: self._take_over(result, edition)
-        )
+
+        def publish(results: list[Result]) -> Result:
+            self._take_over(results[0], edition)
+            return results[0]
+
+        known = None if self._kept is None else [self._kept]
+        execution = Execution([order], settings, known, publish)
         # The recording serves the next attempt, whatever comes of this one.
-        self.__dict__["_kept"] = execution.recorded
+        self.__dict__["_kept"] = execution.recorded[0]
         if compute:
             return execution.execute()
         lazy = execution.lazy()
-        self.__dict__["_plan"] = execution.plan
+        self.__dict__["_plan"] = execution.plans[0]
         return lazy
 
     def _take_over(self, result: Result, edition: int) -> None:
@@ -402,7 +401,8 @@ class Model(Instance, framework=True):
 
     def _projector(self, plan: ActionPlan, rows: int, memory: int | str | None) -> Any:
         """The memory that a run of a plan is projected to take."""
-        return project_memory(*self._recorded(plan), rows, memory)
+        kept, order = self._recorded(plan)
+        return project_memory([kept], [order], [rows], memory)
 
     def _recorded(self, plan: ActionPlan) -> tuple[Recorded, Order]:
         """The recording of a plan, made anew where it does not hold for the model as it is now."""
@@ -414,6 +414,24 @@ class Model(Instance, framework=True):
             if plan is self._plan:
                 self.__dict__["_kept"] = kept
         return kept, order
+
+
+def run_models(models: Mapping[Any, Model], proj_len: int) -> None:
+    """A plain run of a model, or of the models of a portfolio by name, which becomes their last."""
+    clones = {name: model._plain_clone(proj_len) for name, model in models.items()}
+    sessions: list[Any] = [clone._session for clone in clones.values()]
+    run_together(list(clones), [s.wanted for s in sessions], list(clones.values()), proj_len)
+    for clone, session in zip(clones.values(), sessions, strict=True):
+        # The report is closed before formulas are evaluated that are not part of it: what only they
+        # call is not part of it either, as in a replay.
+        session.wanted = unreported(clone._formulas(), session.wanted)
+    for clone, session in zip(clones.values(), sessions, strict=True):
+        run_formulas(session.wanted, clone, proj_len)
+        session.running = False
+    for name, model in models.items():
+        model._publish(clones[name], proj_len)
+    for model in models.values():
+        model._after_run()
 
 
 class LightModel(Model, framework=True):

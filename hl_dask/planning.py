@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from hl_dask.expr import PORTFOLIO, REDUCTIONS, SHARED, Graph
 from hl_dask.kernel import portfolio_ancestors
 from hl_dask.plan import ActionPlan, CallInfo, Calls
 from hl_dask.points import ModelPoints
-from hl_dask.program import VIEWS, Program, compile_program, row_bytes
+from hl_dask.program import VIEWS, Program, compile_programs, row_bytes
 from hl_dask.record import Recording, no_collection
 from hl_dask.segments import Label
 
@@ -20,32 +20,34 @@ GRANULARITIES = (CHUNK, STEP, FORMULA)
 """What one task does: all of a chunk, a time step of it, or a formula call."""
 
 
-def roots_of(recording: Recording) -> list[int]:
-    """Portfolio nodes that a recording wants: outputs and guards."""
-    outputs = [o.node for o in recording.outputs if o.node is not None]
-    return outputs + [node for node, _ in recording.guards]
+def roots_of(recordings: Sequence[Recording]) -> list[int]:
+    """Portfolio nodes that recordings of one graph want: outputs and guards."""
+    outputs = [o.node for recording in recordings for o in recording.outputs if o.node is not None]
+    return outputs + [node for node, _ in recordings[0].guards]
 
 
-def reductions_of(recording: Recording) -> list[int]:
-    """Reductions that the outputs and guards of a recording need."""
-    graph = recording.graph
-    needed = portfolio_ancestors(graph, roots_of(recording))
+def reductions_of(recordings: Sequence[Recording]) -> list[int]:
+    """Reductions that the outputs and guards of recordings of one graph need."""
+    graph = recordings[0].graph
+    needed = portfolio_ancestors(graph, roots_of(recordings))
     return [n for n in needed if graph.ops[n].name in REDUCTIONS]
 
 
-def program_of(
-    recording: Recording,
+def programs_of(
+    recordings: Sequence[Recording],
     reductions: Sequence[int] | None = None,
     granularity: str = CHUNK,
     known: Collection[int] = (),
     given: Collection[int] = (),
     *,
     barrier: bool = False,
-) -> Program:
-    """The program of some reductions (all that are needed by default), compiled once.
+) -> list[Program]:
+    """The programs of some reductions (all that are needed by default), compiled once.
 
     Parameters
     ----------
+    recordings : sequence of Recording
+        Of the models that share a graph; there is a program for each.
     known : collection of int
         Reductions whose values are known.
     given : collection of int
@@ -53,15 +55,16 @@ def program_of(
     barrier : bool
         Whether what was traced after a total became a Python value waits for that total.
     """
-    wanted = tuple(reductions_of(recording) if reductions is None else reductions)
+    recording = recordings[0]
+    wanted = tuple(reductions_of(recordings) if reductions is None else reductions)
     key = (wanted, granularity, frozenset(known), frozenset(given), barrier)
-    program = recording.programs.get(key)
-    if program is None:
+    programs: list[Program] | None = recording.programs.get(key)
+    if programs is None:
         labels = None
         if granularity != CHUNK:
-            labels = partial(labels_of, recording, by_t=granularity == STEP)
+            labels = partial(labels_of, recordings, by_t=granularity == STEP)
         with no_collection():
-            program = compile_program(
+            programs = compile_programs(
                 recording.graph,
                 wanted,
                 recording.describe,
@@ -69,13 +72,18 @@ def program_of(
                 key[2],
                 key[3],
                 [node for node, _ in recording.guards] if barrier else (),
+                [each.member for each in recordings],
             )
-        recording.programs = {key: program}
-    return program
+        recording.programs = {key: programs}
+    return programs
 
 
 def labels_of(
-    recording: Recording, order: Sequence[int], reads: Mapping[int, Sequence[int]], *, by_t: bool
+    recordings: Sequence[Recording],
+    order: Sequence[int],
+    reads: Mapping[int, Sequence[int]],
+    *,
+    by_t: bool,
 ) -> dict[int, Label]:
     """The label of each operation: its formula call, or the time step of that.
 
@@ -83,7 +91,7 @@ def labels_of(
     formula without t does belongs to the step of what it reads: the terms of a present value are
     added up step by step.
     """
-    owners = _owners(recording, order, reads)
+    owners = _owners(recordings, order, reads)
     texts: dict[int, Label] = {}
     labels: dict[int, Label] = {}
     steps: dict[int, int | None] = {}
@@ -95,19 +103,20 @@ def labels_of(
             labels[op] = Label("step", "before t" if step is None else f"t = {step}")
             continue
         if id(owner) not in texts:
-            text = recording.describe(owner)
+            text = recordings[0].describe(owner)
             texts[id(owner)] = Label(text if owner is None else owner.formula.name, text)
         labels[op] = texts[id(owner)]
     return labels
 
 
 def _owners(
-    recording: Recording, order: Sequence[int], reads: Mapping[int, Sequence[int]]
+    recordings: Sequence[Recording], order: Sequence[int], reads: Mapping[int, Sequence[int]]
 ) -> dict[int, Any]:
     """The formula call that each operation is done for."""
-    graph = recording.graph
+    graph = recordings[0].graph
     values = {
         (id(call), graph.args[n][0] if graph.ops[n].name in VIEWS else n)
+        for recording in recordings
         for call, nodes in zip(recording.calls, recording.nodes, strict=True)
         for n in nodes
     }
@@ -135,13 +144,14 @@ def build_plan(
     block_rows: int,
     fingerprint: dict[str, str],
     points: ModelPoints | None,
+    program: Callable[[], Program] | None = None,
 ) -> ActionPlan:
     """The action plan of a recording.
 
-    Raises
-    ------
-    UnsupportedError
-        When a per-point value needs a portfolio value.
+    Parameters
+    ----------
+    program : callable, optional
+        Gives the program of the recording where it is one of several models that share a graph.
     """
     common: dict[str, Any] = {
         "model": model,
@@ -170,15 +180,15 @@ def build_plan(
             column_row_bytes=0,
             **common,
         )
-    program = program_of(recording)
-    owners = [recording.describe(recording.graph.owners[n]) for n in program.live_at_peak]
+    found = programs_of([recording])[0] if program is None else program()
+    owners = [recording.describe(recording.graph.owners[n]) for n in found.live_at_peak]
     return ActionPlan(
-        columns=tuple(program.columns),
-        row_nodes=len(program.order),
+        columns=tuple(found.columns),
+        row_nodes=len(found.order),
         peak_live=tuple(dict.fromkeys(owners)),
-        live_row_bytes=program.live_row_bytes,
-        register_row_bytes=sum(row_bytes(k) for k in program.kinds),
-        column_row_bytes=points.nbytes_per_row(program.columns) if points is not None else 0,
+        live_row_bytes=found.live_row_bytes,
+        register_row_bytes=sum(row_bytes(k) for k in found.kinds),
+        column_row_bytes=points.nbytes_per_row(found.columns) if points is not None else 0,
         **common,
     )
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from hl_dask._columns import TEXT_BYTES
 from hl_dask.aggregate import COMBINE, Aggregate
-from hl_dask.expr import POINT, PORTFOLIO, REDUCTIONS, Graph, Meta
+from hl_dask.expr import POINT, PORTFOLIO, REDUCTIONS, Graph, Meta, what_of
 from hl_dask.liveness import alive_at, allocate, last_use, peak_live, regroup, schedule
 from hl_dask.phases import phases_of
 from hl_dask.segments import Label, Segment, cut
@@ -176,7 +176,13 @@ def register_bytes(kind: Meta, rows: int) -> int:
     return -(-row_bytes(kind) * rows // ALIGN) * ALIGN + STAGGER
 
 
-def compile_program(
+def compile_program(graph: Graph, *what: Any, **how: Any) -> Program:
+    """The program of a model that stands alone; see :func:`compile_programs`."""
+    (program,) = compile_programs(graph, *what, **how)
+    return program
+
+
+def compile_programs(
     graph: Graph,
     reductions: Iterable[int],
     describe: Callable[[Any], str],
@@ -184,7 +190,8 @@ def compile_program(
     known: Collection[int] = (),
     given: Collection[int] = (),
     guards: Sequence[int] = (),
-) -> Program:
+    members: Sequence[str | None] = (None,),
+) -> list[Program]:
     """Choose an order and registers for everything that some reductions need.
 
     Parameters
@@ -202,10 +209,16 @@ def compile_program(
         Per-point values that are there already.
     guards : sequence of int
         Portfolio values for which everything waits that was traced after them.
+    members : sequence of str
+        Names of the models that share the graph; None for one that stands alone.
+
+    Returns
+    -------
+    list of Program
+        One for each model, of its own rows; phases are counted for all of them together.
     """
     ops, args = graph.ops, graph.args
     needed, waits = _needed(graph, {*reductions}, known, given, guards)
-    wanted = [n for n in needed if ops[n].name in REDUCTIONS]
     names = {n: ops[n].name for n in needed}
     moving = [n for n in needed if names[n] not in STATIC]
     real = [n for n in moving if names[n] not in VIEWS]
@@ -213,49 +226,84 @@ def compile_program(
     # Values of the rows at hand; totals over all rows come from another phase.
     rows = {n: base for n, base in root.items() if ops[base].name not in NOT_BY_ROW}
     table = {n: [] if n in given else [rows[a] for a in args[n] if a in rows] for n in real}
-    reads = table.__getitem__
     metas: dict[int, Meta | None] = {
         n: None if names[n] in REDUCTIONS else graph.metas[n] for n in real
     }
     sizes = {n: 0 if meta is None else row_bytes(meta) for n, meta in metas.items()}
-    size = sizes.__getitem__
     reads_totals = any(graph.kinds[a] == PORTFOLIO for n in real for a in args[n])
+    order: list[int] = []
+    phase: dict[int, int] = {}
+    label: Mapping[int, Label] = {}
     is_phased = bool(waits or given or reads_totals)
     if is_phased:
-        order, phase, label = _by_phase(real, table, waits, given, size)
+        order, phase, label = _by_phase(real, table, waits, given, sizes.__getitem__)
+    work = _Work(graph, describe, table, metas, sizes, {n: names[n] for n in moving}, given)
+    if members == (None,):
+        member: Mapping[int, str | None] = dict.fromkeys(real)
     else:
-        order, phase, label = _arranged(real, table, size, labels)
-    last = last_use(order, reads)
-    register, kinds = allocate(
-        order,
-        reads,
-        metas.__getitem__,
-        # np.where is done in two steps, the first of which would destroy an operand.
-        lambda n: names[n] in SAFE_IN_PLACE and ops[n].static is not np.where,
-        last,
-    )
-    peak, where = peak_live(order, reads, size, last)
-    slots, vectors, aggregates = _slots(graph, wanted, phase)
-    loads = {n: str(ops[n].static) for n in moving if names[n] == "column"}
-    return Program(
-        graph,
-        order,
-        register,
-        kinds,
-        slots,
-        vectors,
-        aggregates,
-        columns=sorted(set(loads.values())),
-        describe=describe,
-        live_row_bytes=peak,
-        live_at_peak=alive_at(order, last, where),
-        segments=cut(order, reads, last, label.__getitem__, loads.get, phase.__getitem__)
-        if label
-        else [],
-        phases=1 + max(phase.values(), default=0),
-        globals=_globals(graph, order, phase),
-        given=tuple(n for n in order if n in given),
-    )
+        member = graph.members(graph.ancestors(real))
+    programs = []
+    for name in members:
+        if is_phased:
+            mine = [n for n in order if member[n] == name]
+        else:
+            own = [n for n in real if member[n] == name]
+            mine, phase, label = _arranged(own, table, sizes.__getitem__, labels)
+        programs.append(work.program(mine, phase, label))
+    return programs
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What is known of the operations before they are put in order."""
+
+    graph: Graph
+    describe: Callable[[Any], str]
+    table: dict[int, list[int]]
+    metas: dict[int, Meta | None]
+    sizes: dict[int, int]
+    names: dict[int, str]
+    given: Collection[int]
+
+    def program(
+        self, order: list[int], phase: Mapping[int, int], label: Mapping[int, Label]
+    ) -> Program:
+        """The program that does some operations in an order."""
+        graph, names, reads = self.graph, self.names, self.table.__getitem__
+        ops, size = graph.ops, self.sizes.__getitem__
+        last = last_use(order, reads)
+        register, kinds = allocate(
+            order,
+            reads,
+            self.metas.__getitem__,
+            # np.where is done in two steps, the first of which would destroy an operand.
+            lambda n: names[n] in SAFE_IN_PLACE and ops[n].static is not np.where,
+            last,
+        )
+        peak, where = peak_live(order, reads, size, last)
+        wanted = sorted(n for n in order if names[n] in REDUCTIONS)
+        slots, vectors, aggregates = _slots(graph, wanted, phase)
+        loads = {n: str(what_of(ops[n])) for n in order if names[n] == "column"}
+        segments: list[Segment] = []
+        if label:
+            segments = cut(order, reads, last, label.__getitem__, loads.get, phase.__getitem__)
+        return Program(
+            graph,
+            order,
+            register,
+            kinds,
+            slots,
+            vectors,
+            aggregates,
+            columns=sorted(set(loads.values())),
+            describe=self.describe,
+            live_row_bytes=peak,
+            live_at_peak=alive_at(order, last, where),
+            segments=segments,
+            phases=1 + max(phase.values(), default=0),
+            globals=_globals(graph, order, phase),
+            given=tuple(n for n in order if n in self.given),
+        )
 
 
 def _needed(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import types
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -35,30 +35,29 @@ ABSENT: Any = object()
 
 
 class Reach:
-    """What the formulas of a model can reach, as it was when this was made.
+    """What the formulas of models can reach, as it was when this was made.
 
     Parameters
     ----------
-    clone : callable
-        Gives a copy of the model that shares its attributes.
-    formulas : iterable of Formula
-        The formulas.
+    models : iterable of (clone, formulas)
+        For each model, what gives a copy of it that shares its attributes, and its formulas.
 
     Attributes
     ----------
-    before : dict of str to Reached
-        Digests by name.
+    before : list of dict of str to Reached
+        Digests by name, of each model.
     names : set of str or None
         Names that the code within reach mentions; None when there is something that cannot be
         told by its content.
     """
 
-    def __init__(self, clone: Callable[[], Any], formulas: Iterable[Formula]) -> None:
-        self.clone = clone
-        self.formulas = list(formulas)
-        found = reachable(clone(), self.formulas)
-        self.before, self.names = found.digests, found.names
-        self.things = found.things
+    def __init__(self, models: Iterable[tuple[Callable[[], Any], Sequence[Formula]]]) -> None:
+        self.models = list(models)
+        found = [reachable(clone(), formulas) for clone, formulas in self.models]
+        self.before = [each.digests for each in found]
+        names = [each.names for each in found if each.names is not None]
+        self.names = {*()}.union(*names) if len(names) == len(found) else None
+        self.things = [thing for each in found for thing in each.things]
         self.restorers = self.snapshot()
 
     def snapshot(self) -> list[Callable[[], None]]:
@@ -79,12 +78,13 @@ class Reach:
         unknown : bool
             Whether objects of unknown kinds count, which may well keep what they have worked out.
         """
-        after: dict[str, Reached] = reachable(self.clone(), self.formulas).digests
         found = []
-        for name, was in self.before.items():
-            now = after.get(name, was)
-            if now.content != was.content and (unknown or (was.known and now.known)):
-                found.append(name)
+        for before, (clone, formulas) in zip(self.before, self.models, strict=True):
+            after: dict[str, Reached] = reachable(clone(), formulas).digests
+            for name, was in before.items():
+                now = after.get(name, was)
+                if now.content != was.content and (unknown or (was.known and now.known)):
+                    found.append(name)
         return found
 
     def untouched(self) -> bool:

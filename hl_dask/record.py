@@ -13,7 +13,7 @@ import contextlib
 import gc
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from hl_dask.expr import Graph
 from hl_dask.fingerprint import mentions
 from hl_dask.follow import First, Output, Second
 from hl_dask.formula import OWN_STATE, BoundFormula, Formula
+from hl_dask.members import link
 from hl_dask.points import ModelPoints
 from hl_dask.reach import Reach
 from hl_dask.report import Wanted, run_formulas
@@ -79,6 +80,8 @@ class Recording:
         reason.
     declared_opaque : dict of str to str
         Formulas that are evaluated as Python on each block, with the reason.
+    member : str or None
+        Name of the model in its portfolio, whose recordings share graph, guards and assumptions.
     """
 
     graph: Graph
@@ -96,6 +99,7 @@ class Recording:
     sample_rows: tuple[int, int]
     schemas: dict[str, tuple[Any, tuple[int, ...], Any]]
     columns: tuple[str, ...]
+    member: str | None = None
     elapsed_s: float = 0.0
     templates: dict[int, Any] = field(default_factory=dict, repr=False)
     programs: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
@@ -126,6 +130,8 @@ class Subject:
         Rows up to which a formula may be told their number, with which it makes whole arrays.
     rows : int or None
         Number of policies that formulas are told; that of ``points`` by default.
+    member : str or None
+        Name of the model in its portfolio; None when it is recorded alone.
     """
 
     clone: Callable[[Any], Any]
@@ -135,6 +141,7 @@ class Subject:
     wanted: Wanted
     most_rows: int | None = None
     rows: int | None = None
+    member: str | None = None
 
 
 def record(
@@ -144,18 +151,35 @@ def record(
     assumed: dict[int, Any] | None = None,
     graph: Graph | None = None,
 ) -> Recording:
-    """Trace a model on two samples.
+    """Trace a model that stands alone; see :func:`record_together`."""
+    (recording,) = record_together([subject], proj_len, assumed=assumed, graph=graph)
+    return recording
+
+
+def record_together(
+    subjects: Sequence[Subject],
+    proj_len: int,
+    *,
+    assumed: dict[int, Any] | None = None,
+    graph: Graph | None = None,
+) -> list[Recording]:
+    """Trace models on two samples, into one graph.
 
     Parameters
     ----------
-    subject : Subject
-        The model.
+    subjects : sequence of Subject
+        The model, or the models of a portfolio, which have names then.
     proj_len : int
         The last time step; t = 0..proj_len.
     assumed : dict, optional
         Known portfolio values by node of ``graph``, from an earlier pass over all rows.
     graph : Graph, optional
         The graph of the earlier pass, to be continued.
+
+    Returns
+    -------
+    list of Recording
+        One for each model.
 
     Raises
     ------
@@ -165,8 +189,9 @@ def record(
         When a formula raises.
     """
     started = time.perf_counter()
-    reach = Reach(lambda: subject.clone(None), subject.formulas)
-    full = sizes = sample_sizes((proj_len + 1) * len(subject.formulas))
+    reach = Reach([(partial(subject.clone, None), subject.formulas) for subject in subjects])
+    formulas = sum(len(subject.formulas) for subject in subjects)
+    full = sizes = sample_sizes((proj_len + 1) * formulas)
     if not assumed and reach.names is not None and not reach.names & TYPE_QUESTIONS:
         sizes = min(full, PROBE_ROWS)
     while True:
@@ -174,8 +199,8 @@ def record(
         probe = sizes < full
         try:
             with no_collection():
-                recording = _record(
-                    subject, proj_len, sizes, known, graph or Graph(), reach, probe=probe
+                recordings = _record(
+                    subjects, proj_len, sizes, known, graph or Graph(), reach, probe=probe
                 )
         except SampleUsedError:
             sizes = full
@@ -186,8 +211,10 @@ def record(
             continue
         finally:
             reach.restore()
-        recording.elapsed_s = time.perf_counter() - started
-        return recording
+        elapsed_s = time.perf_counter() - started
+        for recording in recordings:
+            recording.elapsed_s = elapsed_s
+        return recordings
 
 
 def sample_sizes(calls: int) -> tuple[int, int]:
@@ -224,7 +251,7 @@ def no_collection() -> Iterator[None]:
 
 
 def _record(
-    subject: Subject,
+    subjects: Sequence[Subject],
     proj_len: int,
     sizes: tuple[int, int],
     assumed: dict[int, Any],
@@ -232,96 +259,117 @@ def _record(
     reach: Reach,
     *,
     probe: bool,
-) -> Recording:
-    first_rows, second_rows = split_sample(subject.points, sizes)
-    first = First(subject.wanted, proj_len)
-    session = _session(subject, first_rows, graph, assumed)
-    session.shadow = not assumed
-    session.probe = probe
-    if len(first_rows) > SMALLEST_SAMPLE:
-        session.limit_bytes = SAMPLE_BYTES
+) -> list[Recording]:
+    samples = [split_sample(subject.points, sizes) for subject in subjects]
+    firsts = [First(subject.wanted, proj_len) for subject in subjects]
+    sessions = [
+        _session(subject, rows, graph, assumed)
+        for subject, (rows, _) in zip(subjects, samples, strict=True)
+    ]
     # Asking NumPy for its error state at every operation takes a tenth of the recording.
-    session.tracer.watch_errors = reach.names is None or bool(reach.names & CHANGE_ERRORS)
-    session.reach = reach
-    _trace(subject, proj_len, session, first)
+    watch_errors = reach.names is None or bool(reach.names & CHANGE_ERRORS)
+    for session in sessions:
+        session.shadow = not assumed
+        session.probe = probe
+        if len(session.positions) > SMALLEST_SAMPLE:
+            session.limit_bytes = SAMPLE_BYTES // len(sessions)
+        session.tracer.watch_errors = watch_errors
+    _trace(subjects, proj_len, sessions, firsts, reach)
     reach.restore()
-    _check_state(subject, session, reach)
-    values = first.finish(session)
-    opaque = dict(session.opaque)
-    if not opaque:
-        again = _second_trace(subject, proj_len, second_rows, session, first, values, reach)
-        opaque = dict(again.opaque)
-    return Recording(
-        graph=graph,
-        proj_len=proj_len,
-        rows=session.tracer.rows,
-        calls=session.calls,
-        finished=session.finished,
-        nodes=[ids for _, ids in values],
-        outputs=first.outputs,
-        guards=session.tracer.guards,
-        assumed=session.tracer.assumed,
-        asked_rows=session.tracer.notes.asked_rows,
-        opaque=opaque,
-        declared_opaque={c.formula.name: c.opaque for c in session.calls if c.opaque},
-        sample_rows=(len(first_rows), len(second_rows)),
-        schemas=_schemas(subject.points, session),
-        columns=subject.points.columns if subject.points is not None else (),
-        templates=first.templates,
-    )
+    _check_state(subjects, sessions, reach)
+    values = [first.finish(session) for first, session in zip(firsts, sessions, strict=True)]
+    opaque = [dict(session.opaque) for session in sessions]
+    if not any(opaque):
+        others = [rows for _, rows in samples]
+        again = _second_trace(subjects, proj_len, others, sessions, firsts, values, reach)
+        opaque = [dict(session.opaque) for session in again]
+    return [
+        Recording(
+            graph=graph,
+            proj_len=proj_len,
+            rows=session.tracer.rows,
+            calls=session.calls,
+            finished=session.finished,
+            nodes=[ids for _, ids in shapes],
+            outputs=first.outputs,
+            guards=session.tracer.guards,
+            assumed=session.tracer.assumed,
+            asked_rows=session.tracer.notes.asked_rows,
+            opaque=found,
+            declared_opaque={c.formula.name: c.opaque for c in session.calls if c.opaque},
+            sample_rows=(len(one), len(other)),
+            schemas=_schemas(subject.points, session),
+            columns=subject.points.columns if subject.points is not None else (),
+            templates=first.templates,
+            member=subject.member,
+        )
+        for subject, session, first, shapes, found, (one, other) in zip(
+            subjects, sessions, firsts, values, opaque, samples, strict=True
+        )
+    ]
 
 
 def _second_trace(
-    subject: Subject,
+    subjects: Sequence[Subject],
     proj_len: int,
-    positions: Any,
-    first: TraceSession,
-    outputs: First,
-    values: list[ValueShape],
+    positions: Sequence[Any],
+    firsts: Sequence[TraceSession],
+    outputs: Sequence[First],
+    values: Sequence[list[ValueShape]],
     reach: Reach,
-) -> TraceSession:
+) -> list[TraceSession]:
     """The trace on other rows, which must come to the same graph.
 
     Its operations need not be done: they are looked up in the graph (a *blind* trace). Where
     something asks for a value, an opaque formula for one, the trace is made again with values. No
     number of the rows has got out of it by then.
     """
+    tracer = firsts[0].tracer
     for blind in (True, False):
-        second = Second(subject.wanted, proj_len, first, outputs, values)
-        known = dict(first.tracer.assumed)
-        session = _session(subject, positions, first.tracer.graph, known, frozen=True, blind=blind)
-        session.probe = blind
-        session.reach = reach
+        known = dict(tracer.assumed)
+        seconds = [
+            Second(subject.wanted, proj_len, first, output, shapes)
+            for subject, first, output, shapes in zip(
+                subjects, firsts, outputs, values, strict=True
+            )
+        ]
+        sessions = [
+            _session(subject, rows, tracer.graph, known, frozen=True, blind=blind)
+            for subject, rows in zip(subjects, positions, strict=True)
+        ]
+        for session in sessions:
+            session.probe = blind
         try:
-            _trace(subject, proj_len, session, second)
-            second.finish(session)
+            _trace(subjects, proj_len, sessions, seconds, reach)
+            for second, session in zip(seconds, sessions, strict=True):
+                second.finish(session)
             break
         except KeyboardInterrupt:
             raise
         except BaseException:
             # Whatever the formulas make of it, a blind trace that is asked for a value is over.
-            if not (blind and session.tracer.sample_used):
+            if not (blind and any(session.tracer.sample_used for session in sessions)):
                 raise
         reach.restore()
-    return session
+    return sessions
 
 
-def _check_state(subject: Subject, session: TraceSession, reach: Reach) -> None:
+def _check_state(
+    subjects: Sequence[Subject], sessions: Sequence[TraceSession], reach: Reach
+) -> None:
     """Refuse formulas that keep something, when what they keep may be a number of the sample.
 
     Without totals turned into Python values, without the row count, and without opaque formulas, no
     number of the sample can get out of the trace, and a cache is as good as none.
     """
-    tracer = session.tracer
-    if not tracer.told and not tracer.guards:
+    if not any(session.tracer.told or session.tracer.guards for session in sessions):
         return
     # A replay in one piece would go on with what an object has kept of the sample.
-    changed = reach.changed(unknown=bool(session.opaque))
+    changed = reach.changed(unknown=any(session.opaque for session in sessions))
     if changed:
-        own = {f.name for f in subject.formulas}
-        users = [
-            f.name for f in subject.formulas for c in changed if c not in own and mentions(f, c)
-        ]
+        formulas = [f for subject in subjects for f in subject.formulas]
+        own = {f.name for f in formulas}
+        users = [f.name for f in formulas for c in changed if c not in own and mentions(f, c)]
         msg = (
             f"something that {', '.join(changed)} can reach (a module variable, a class attribute, "
             "a container or an iterator) was changed, and cannot be put back, while formulas "
@@ -374,6 +422,7 @@ def _session(
         frozen=frozen,
         assumed=assumed,
         blind=blind,
+        member=subject.member,
     )
     tracer.watch_errors = False
     tracer.filters = list(warnings.filters)
@@ -381,17 +430,36 @@ def _session(
     return TraceSession(tracer, subject.points, positions)
 
 
-def _trace(subject: Subject, proj_len: int, session: TraceSession, follower: First) -> None:
-    session.on_finish = partial(follower.finished, session)
-    instance = session.instance = subject.clone(session)
-    session.twin = subject.clone(session)
+def _trace(
+    subjects: Sequence[Subject],
+    proj_len: int,
+    sessions: Sequence[TraceSession],
+    followers: Sequence[First],
+    reach: Reach,
+) -> None:
+    """Run the formulas of all models; what passes between them they ask of each other."""
+    guards: list[tuple[int, Any]] = []
+    for subject, session, follower in zip(subjects, sessions, followers, strict=True):
+        session.on_finish = partial(follower.finished, session)
+        session.instance = subject.clone(session)
+        session.twin = subject.clone(session)
+        session.peers, session.reach = sessions, reach
+        session.tracer.guards = guards
     try:
         with np.errstate(all="ignore"):
-            _set_up(subject, session, instance)
-            run_formulas(subject.wanted, instance, proj_len)
-        session.check_probe()
+            for subject, session in zip(subjects, sessions, strict=True):
+                _set_up(subject, session, session.instance)
+            if subjects[0].member is not None:
+                names = [str(subject.member) for subject in subjects]
+                for each in ([s.instance for s in sessions], [s.twin for s in sessions]):
+                    link(names, [s.instance for s in sessions], each)
+            for subject, session in zip(subjects, sessions, strict=True):
+                run_formulas(subject.wanted, session.instance, proj_len)
+        for session in sessions:
+            session.check_probe()
     finally:
-        session.tracer.over = True
+        for session in sessions:
+            session.tracer.over = True
 
 
 def _set_up(subject: Subject, session: TraceSession, instance: Any) -> None:

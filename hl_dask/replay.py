@@ -7,7 +7,7 @@ memory: no chunks, so that any formula is right, and no more memory than the val
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from hl_dask.dataview import DataView
 from hl_dask.errors import FormulaError, HlDaskError
 from hl_dask.formula import DEFAULT, Formula, call_text
 from hl_dask.liveness import last_use
+from hl_dask.members import link
 from hl_dask.points import ModelPoints
 from hl_dask.report import Wanted, aggregate_value, reported, run_formulas
 from hl_dask.session import PlainSession
@@ -100,20 +101,46 @@ def releases(
     return out
 
 
+class Replayable(Protocol):
+    """A model to be run in one piece; see :class:`hl_dask.record.Subject`."""
+
+    @property
+    def clone(self) -> Callable[[Any], Any]: ...  # noqa: D102
+    @property
+    def points(self) -> ModelPoints | None: ...  # noqa: D102
+    @property
+    def wanted(self) -> Wanted: ...  # noqa: D102
+    @property
+    def member(self) -> str | None: ...  # noqa: D102
+
+
 def replay_whole(
-    clone: Callable[[Any], Any],
-    points: ModelPoints | None,
-    wanted: Wanted,
+    subjects: Sequence[Replayable],
     proj_len: int,
-    release: dict[CallKey, list[CallKey]],
-) -> dict[CallKey, Any]:
+    release: Sequence[dict[CallKey, list[CallKey]] | None],
+) -> list[dict[CallKey, Any]]:
     """Run formulas on all rows at once, releasing values; the reported values by call."""
-    rows = points.rows if points is not None else None
-    session = ReportingSession(plain_view(points), rows, wanted, proj_len, release)
-    instance = clone(session)
-    run_before(session, instance)
-    run_formulas(wanted, instance, proj_len)
-    return session.reports
+    sessions, instances = [], []
+    for subject, dead in zip(subjects, release, strict=True):
+        points = subject.points
+        rows = points.rows if points is not None else None
+        session = ReportingSession(plain_view(points), rows, subject.wanted, proj_len, dead)
+        sessions.append(session)
+        instances.append(subject.clone(session))
+    run_together([s.member for s in subjects], [s.wanted for s in subjects], instances, proj_len)
+    return [session.reports for session in sessions]
+
+
+def run_together(
+    names: Sequence[str | None], wanted: Sequence[Wanted], instances: Sequence[Any], proj_len: int
+) -> None:
+    """Run models whose sessions are plain; those of a portfolio see each other."""
+    for instance in instances:
+        run_before(instance._session, instance)
+    if names[0] is not None:
+        link([str(name) for name in names], instances, instances)
+    for each, instance in zip(wanted, instances, strict=True):
+        run_formulas(each, instance, proj_len)
 
 
 def run_before(session: PlainSession, instance: Any) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,16 @@ from typing import Any
 import numpy as np
 
 from hl_dask._dask_compat import progress_bar, run_here, run_threads
-from hl_dask.blocks import Blocks
-from hl_dask.budget import fit_states, peak_bytes, processors
+from hl_dask.budget import Fitted, Work, fit_states, peak_bytes, processors
 from hl_dask.chunks import ChunkRunner
 from hl_dask.cluster import client_of, is_address, is_client, run_on, worker_peaks, workers_of
 from hl_dask.errors import PlanError, SchedulerError, UnsupportedError
 from hl_dask.expr import POINT, REDUCTIONS, Graph
 from hl_dask.kernel import evaluate_global, portfolio_ancestors
-from hl_dask.lower import lower, lower_phase
+from hl_dask.lower import Share, lower, lower_phase
 from hl_dask.memory import MemoryEstimate, parse_bytes
-from hl_dask.planning import CHUNK, GRANULARITIES, program_of, reductions_of, roots_of
+from hl_dask.planning import CHUNK, GRANULARITIES, programs_of, reductions_of, roots_of
 from hl_dask.points import ModelPoints
-from hl_dask.program import BEFORE, Program
 from hl_dask.record import Recording
 from hl_dask.replay import same_number
 from hl_dask.shelves import FileShelf, MemoryShelf, Shelf
@@ -190,20 +188,24 @@ def _is_light(graph: Graph, node: int) -> bool:
     return len(seen) <= LIGHT_OPERATIONS
 
 
+def _is_phased(runners: dict[int, ChunkRunner]) -> bool:
+    return any(runner.program.is_phased for runner in runners.values())
+
+
 # ---- passes ----------------------------------------------------------------------------------
 
 
 class Projection:
-    """A recorded model with data: passes over the rows until all guesses are verified.
+    """Recorded models with data: passes over the rows until all guesses are verified.
 
     Parameters
     ----------
-    recording : Recording
-        What was traced.
+    recordings : list of Recording
+        What was traced: of one model, or of the models of a portfolio, which share a graph.
     rerecord : callable
-        ``rerecord(recording, assumed)`` traces again with known portfolio values.
-    points : ModelPoints or None
-        The rows.
+        ``rerecord(recordings, assumed)`` traces again with known portfolio values.
+    points : list of ModelPoints or None
+        The rows of each model.
     block_rows : int
         Rows of a block.
     settings : Settings
@@ -212,35 +214,40 @@ class Projection:
 
     def __init__(
         self,
-        recording: Recording,
-        rerecord: Callable[[Recording, dict[int, Any]], Recording],
-        points: ModelPoints | None,
+        recordings: list[Recording],
+        rerecord: Callable[[list[Recording], dict[int, Any]], list[Recording]],
+        points: Sequence[ModelPoints | None],
         block_rows: int,
         settings: Settings,
     ) -> None:
         check_scheduler(settings.scheduler)
         check_granularity(settings.granularity)
-        self.recording = recording
+        self.recordings = recordings
         self.rerecord = rerecord
-        self.points = points
-        self.rows = points.rows if points is not None else 1
+        self.points = list(points)
+        self.rows = [1 if each is None else each.rows for each in points]
         self.block_rows = block_rows
         self.settings = settings
         self.known: dict[int, Any] = {}
         self.checked: set[int] = set()  # guards whose guess was right
-        self.shelf: Shelf | None = None
+        self.shelves: list[Shelf] = []
         self.chunk_blocks: int | None = None
         self.barrier = False
         self.is_light = False
-        self.stats = RunStats(rows=self.rows, months=recording.proj_len + 1)
+        self.stats = RunStats(rows=sum(self.rows), months=recordings[0].proj_len + 1)
+
+    @property
+    def recording(self) -> Recording:
+        """The first recording, for what all of them share: graph, guards, guesses."""
+        return self.recordings[0]
 
     def roots(self) -> list[int]:
         """Portfolio nodes that are wanted: outputs and guards."""
-        return roots_of(self.recording)
+        return roots_of(self.recordings)
 
     def missing(self) -> list[int]:
         """Reductions that are needed and not known."""
-        return [n for n in reductions_of(self.recording) if n not in self.known]
+        return [n for n in reductions_of(self.recordings) if n not in self.known]
 
     def prepare(self, client: Any = None) -> tuple[dict[Any, Any], str] | None:
         """The Dask graph of the next pass, within the memory allowed.
@@ -252,16 +259,19 @@ class Projection:
         client : Client, optional
             Whose workers will compute it; this process by default.
         """
-        runner = self._runner(client)
-        if runner is None or runner.program.is_phased:
+        runners = self._runners(client)
+        if not runners or _is_phased(runners):
             return None
-        return lower(runner, uuid.uuid4().hex[:12])
+        return lower(list(runners.values()), uuid.uuid4().hex[:12])
 
-    def _runner(self, client: Any) -> ChunkRunner | None:
-        """What runs the chunks of the next pass, within the memory allowed; None without one."""
+    def _runners(self, client: Any) -> dict[int, ChunkRunner]:
+        """What runs the chunks of the next pass, within the memory allowed, by number of the model.
+
+        Empty when nothing is left to do.
+        """
         missing = self.missing()
         if not missing:
-            return None
+            return {}
         started = time.perf_counter()
         self.is_light = False
         if not self.stats.passes:
@@ -269,36 +279,48 @@ class Projection:
             self.is_light = bool(light) and len(light) < len(missing)
             missing = light if self.is_light else missing
         settings = self.settings
-        given = self.shelf.nodes if self.shelf is not None else ()
-        program = program_of(
-            self.recording, missing, settings.granularity, self.known, given, barrier=self.barrier
+        given = {node for shelf in self.shelves for node in shelf.nodes}
+        programs = programs_of(
+            self.recordings, missing, settings.granularity, self.known, given, barrier=self.barrier
         )
-        blocks, workers, projected, allowed, in_files = self._fitted(program, client)
-        runner = ChunkRunner.make(
-            program,
-            self.points,
-            blocks,
-            floating_errors(),
-            workers if client is not None else None,
-        )
-        if program.is_phased and self.shelf is None:
-            self.shelf = (
-                FileShelf(settings.scratch, 2 * program.state_row_bytes * self.rows)
-                if in_files
-                else MemoryShelf()
+        works = {
+            k: Work(program, points, rows)
+            for k, (program, points, rows) in enumerate(
+                zip(programs, self.points, self.rows, strict=True)
             )
-        self.chunk_blocks = blocks.chunk_blocks
+            if program.order
+        }
+        fitted = self._fitted(list(works.values()), client)
+        at_once = fitted.workers if client is not None else None
+        runners = {
+            k: ChunkRunner.make(work.program, work.points, blocks, floating_errors(), at_once)
+            for (k, work), blocks in zip(works.items(), fitted.cuts, strict=True)
+        }
+        if _is_phased(runners) and not self.shelves:
+            self._open_shelves(list(works.values()), in_files=fitted.in_files)
+        self.chunk_blocks = fitted.cuts[0].chunk_blocks
         stats = self.stats
-        stats.workers, stats.estimate, stats.allowed_bytes = workers, projected, allowed
+        stats.workers, stats.estimate = fitted.workers, fitted.projected
+        stats.allowed_bytes = fitted.allowed_bytes
         so_far = peak_bytes() if client is None else 0
-        stats.projected_bytes = max(stats.projected_bytes, projected.total_bytes, so_far)
-        stats.chunk_rows, stats.n_blocks, stats.n_chunks = (
-            blocks.chunk_rows,
-            blocks.n_blocks,
-            blocks.n_chunks,
-        )
+        stats.projected_bytes = max(stats.projected_bytes, fitted.projected.total_bytes, so_far)
+        stats.chunk_rows = max(blocks.chunk_rows for blocks in fitted.cuts)
+        stats.n_blocks = sum(blocks.n_blocks for blocks in fitted.cuts)
+        stats.n_chunks = sum(blocks.n_chunks for blocks in fitted.cuts)
         stats.plan_s += time.perf_counter() - started
-        return runner
+        return runners
+
+    def _open_shelves(self, works: list[Work], *, in_files: bool) -> None:
+        """A place for the states of each model."""
+        needed = sum(2 * work.program.state_row_bytes * work.rows for work in works)
+        for _ in self.points:
+            self.shelves.append(
+                FileShelf(self.settings.scratch, needed) if in_files else MemoryShelf()
+            )
+
+    def _close_shelves(self) -> None:
+        while self.shelves:
+            self.shelves.pop().close()
 
     def _light(self) -> list[int]:
         """Totals that became Python values and cost next to nothing: they are found out first.
@@ -315,11 +337,10 @@ class Projection:
             and _is_light(graph, node)
         ]
 
-    def _fitted(
-        self, program: Program, client: Any
-    ) -> tuple[Blocks, int, MemoryEstimate, int, bool]:
+    def _fitted(self, works: list[Work], client: Any) -> Fitted:
         """Blocks, threads, projection, allowance, and whether states have to be in files."""
         settings = self.settings
+        is_phased = any(work.program.is_phased for work in works)
         most = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
         memory, base_bytes = settings.memory, None
         if client is not None:
@@ -329,39 +350,40 @@ class Projection:
             # What is allowed is for all workers together.
             memory = there.limit_bytes if memory is None else parse_bytes(memory) // there.number
         # Workers may come and go, and what they hold with them.
-        in_files = True if program.is_phased and client is not None else None
-        if self.shelf is not None:
-            in_files = not self.shelf.in_memory
+        in_files = True if is_phased and client is not None else None
+        if self.shelves:
+            in_files = not self.shelves[0].in_memory
         return fit_states(
-            program,
-            self.points,
-            self.rows,
+            works,
             self.block_rows,
             memory=memory,
             most_workers=most,
             # States that are there already are of the chunks that there were.
-            chunk_blocks=self.settings.chunk_blocks if self.shelf is None else self.chunk_blocks,
+            chunk_blocks=self.chunk_blocks if self.shelves else settings.chunk_blocks,
             base_bytes=base_bytes,
-            all_workers=client is not None and bool(program.segments) and not program.is_phased,
+            all_workers=client is not None
+            and any(work.program.segments for work in works)
+            and not is_phased,
             in_files=in_files,
         )
 
     def one_pass(self) -> bool:
         """Compute what is missing; False when nothing was."""
         with client_of(self.settings.scheduler) as client:
-            runner = self._runner(client)
-            if runner is None:
+            runners = self._runners(client)
+            if not runners:
                 return False
             started = time.perf_counter()
             try:
-                if runner.program.is_phased:
-                    self._phases(runner, client)
+                if _is_phased(runners):
+                    self._phases(runners, client)
                 else:
-                    graph, key = lower(runner, uuid.uuid4().hex[:12])
+                    graph, key = lower(list(runners.values()), uuid.uuid4().hex[:12])
                     self.take_in(self._computed(graph, key, client))
             finally:
-                if self.points is not None:
-                    self.points.release()
+                for points in self.points:
+                    if points is not None:
+                        points.release()
             self.stats.measured_bytes = peak_bytes()
             if client is not None:
                 self.stats.worker_peaks = worker_peaks(client)
@@ -369,21 +391,29 @@ class Projection:
             self.stats.replay_s += time.perf_counter() - started
             return True
 
-    def _phases(self, runner: ChunkRunner, client: Any) -> None:
+    def _phases(self, runners: dict[int, ChunkRunner], client: Any) -> None:
         """Phase by phase, until all is known or a guess turns out wrong."""
-        program, recording, shelf = runner.program, self.recording, self.shelf
-        assert shelf is not None
-        for number, segment in enumerate(program.segments):
-            if segment.phase == BEFORE:
+        recording = self.recording
+        for phase in range(max(runner.program.phases for runner in runners.values())):
+            shares: list[Share] = []
+            for k, runner in runners.items():
+                program, shelf = runner.program, self.shelves[k]
+                for number, segment in enumerate(program.segments):
+                    if segment.phase == phase:
+                        wanted = program.globals.get(phase, ())
+                        values = evaluate_global(
+                            recording.graph, wanted, self.known, recording.describe
+                        )
+                        kinds = {node: program.kind_of(node) for node in segment.makes}
+                        shelf.begin(segment.makes, segment.keeps, kinds)
+                        known = {node: values[node] for node in wanted}
+                        shares.append(Share(runner, number, shelf, known))
+            if not shares:
                 continue
-            wanted = program.globals.get(segment.phase, ())
-            values = evaluate_global(recording.graph, wanted, self.known, recording.describe)
-            kinds = {node: program.kind_of(node) for node in segment.makes}
-            shelf.begin(segment.makes, segment.keeps, kinds)
-            values = {node: values[node] for node in wanted}
-            graph, key = lower_phase(runner, number, shelf, values, uuid.uuid4().hex[:12])
+            graph, key = lower_phase(shares, uuid.uuid4().hex[:12])
             found = self._computed(graph, key, client)
-            shelf.finish()
+            for share in shares:
+                share.shelf.finish()
             self.known.update(found)
             self.stats.phases += 1
             if self.wrong_guards():
@@ -429,11 +459,11 @@ class Projection:
         wrong = self.wrong_guards()
         if not wrong:
             return True
-        recording = self.recording
+        assumed = {**self.recording.assumed, **wrong}
         started = time.perf_counter()
         # What comes next may rest on this guess: from now on it waits for each of them.
         self.barrier = self.barrier or not self.is_light
-        self.recording = self.rerecord(recording, {**recording.assumed, **wrong})
+        self.recordings = self.rerecord(self.recordings, assumed)
         self.stats.record_s += time.perf_counter() - started
         return False
 
@@ -457,9 +487,7 @@ class Projection:
                 if retraced > MOST_RETRACES + 2 * len(self.recording.guards):
                     raise self._endless()
         finally:
-            if self.shelf is not None:
-                self.shelf.close()
-                self.shelf = None
+            self._close_shelves()
         recording = self.recording
         return evaluate_global(recording.graph, self.roots(), self.known, recording.describe)
 

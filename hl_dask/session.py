@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from hl_dask.dataview import DataView
 from hl_dask.errors import CycleError, FormulaError, HlDaskError
 from hl_dask.formula import Formula, bind_key, call_text, unhashable
 
@@ -162,6 +163,19 @@ class PlainSession:
 
     def __init__(self) -> None:
         self.memo: dict[Formula, dict[tuple[Any, ...], Any]] = {}
+
+    def call_stack(self) -> CallStack:
+        """The formula calls that are being evaluated on this thread."""
+        return current_stack(self)
+
+    def has_rows(self, value: Any) -> bool:
+        """Whether a value has an entry for each policy."""
+        rows = len(self.data) if isinstance(self.data, DataView) else 0
+        return np.ndim(value) > 0 and np.shape(value)[0] == rows
+
+    def received(self, value: Any) -> Any:
+        """A value without rows of a formula of another model."""
+        return value
 
     def values_of(self, formula: Formula) -> dict[tuple[Any, ...], Any]:
         """Cached values of a formula by arguments."""

@@ -7,7 +7,7 @@ rows cannot be seen are evaluated on plain arrays instead, and become a single n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from hl_dask.dataview import DataView
 from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
-from hl_dask.expr import Op
 from hl_dask.formula import Formula, bind_key, call_text, unhashable
 from hl_dask.opaque import (
     MEASURED_TIMES,
@@ -30,7 +29,15 @@ from hl_dask.opaque import (
 from hl_dask.points import ModelPoints
 from hl_dask.reach import Reach, put_back
 from hl_dask.session import HOP, CallStack, formula_error, on_fresh_stack
-from hl_dask.traced import Notes, SampleUsedError, TracedArray, TracedText, Tracer, is_traced
+from hl_dask.traced import (
+    UNSEEN,
+    Notes,
+    SampleUsedError,
+    TracedArray,
+    TracedText,
+    Tracer,
+    is_traced,
+)
 from hl_dask.values import (
     comparable,
     held_bytes,
@@ -100,6 +107,8 @@ class TraceSession:
         Stop with :class:`Restart` where the values held are larger.
     reach : Reach or None
         What formulas can reach outside the trace, which may have to be put back as it was.
+    peers : sequence of TraceSession
+        The sessions of all models that are traced together, this one included.
     """
 
     def __init__(self, tracer: Tracer, points: ModelPoints | None, positions: Any) -> None:
@@ -125,6 +134,7 @@ class TraceSession:
         self.limit_bytes: int | None = None
         self.probe = False
         self.reach: Reach | None = None
+        self.peers: Sequence[TraceSession] = (self,)
         self.assumed_before: tuple[tuple[int, Any], ...] = ()
         self.held_bytes = 0
         self.data = DataView(
@@ -146,7 +156,7 @@ class TraceSession:
                 raise self._no_data(name)
             spec = self.points.schema(name)
             sample = self.points.take(name, self.positions)
-            node = self.tracer.node(Op("column", name), (), sample, 0)
+            node = self.tracer.node(self.tracer.leaf("column", name), (), sample, 0)
             found = TracedArray(self.tracer, node, sample, fresh=False)
             if spec.categories is not None:
                 found = TracedText(self.tracer, found, spec.categories)
@@ -278,7 +288,7 @@ class TraceSession:
             self.held_bytes += value.value.nbytes if is_traced(value) else held_bytes(value)
             if self.held_bytes > self.limit_bytes:
                 self.limit_bytes = None
-                if not self.tracer.told or self._untouched():
+                if not any(p.tracer.told for p in self.peers) or self._untouched():
                     raise Restart
         if self.probe:
             self.check_probe()
@@ -290,7 +300,7 @@ class TraceSession:
         number of these rows: the next attempt would take it for a constant. And not while a formula
         runs, which might take the end of the trace for an error of its own.
         """
-        if self.probe and self.tracer.sample_used and not self.frames:
+        if self.probe and self.tracer.sample_used and not any(p.frames for p in self.peers):
             if self.tracer.blind or self._untouched():
                 raise SampleUsedError
             self.probe = False
@@ -309,7 +319,8 @@ class TraceSession:
             if not notes.escapes:
                 value = normalise(tracer, raw)
                 if not notes.escapes:
-                    return self._shadowed(call, value, guards) if self.shadow else value
+                    is_shadowed = self.shadow and not formula.built_in
+                    return self._shadowed(call, value, guards) if is_shadowed else value
             reason = notes.escapes[0]
         except HlDaskError as error:
             error.formula = error.formula or call.text
@@ -320,6 +331,24 @@ class TraceSession:
         except Exception as error:
             reason = f"raises {type(error).__name__} with the arrays of a recording: {error}"
         return self._opaque_value(call, reason)
+
+    # ---- other models of the portfolio -------------------------------------------------------
+
+    def call_stack(self) -> CallStack:
+        """The formula calls that are being evaluated."""
+        return self.stack
+
+    def has_rows(self, value: Any) -> bool:
+        """Whether a value has an entry for each policy."""
+        return type(value) is TracedText or (is_traced(value) and value.axis >= 0)
+
+    def received(self, value: Any) -> Any:
+        """A value without rows of a formula of another model."""
+        if not is_traced(value):
+            return value
+        if self.tracer.blind:
+            return TracedArray(self.tracer, value.node, UNSEEN, fresh=False)
+        return TracedArray(self.tracer, value.node, value.value, fresh=False)
 
     # ---- plain evaluation: the shadow of a traced formula, and opaque formulas -----------------
 
@@ -458,7 +487,7 @@ class TraceSession:
         # What it reads may be a total as a Python value, which another pass will know better.
         content = tuple(comparable(template) for _, _, template in reads)
         known = repr(self.assumed_before)
-        op = Op("opaque", (formula.owner, formula.name, call.key, content, known))
+        op = tracer.leaf("opaque", (formula.owner, formula.name, call.key, content, known))
         node = tracer.node(op, tuple(ids), plain, 0)
         if node not in tracer.graph.values:
             tracer.graph.values[node] = OpaqueCall(

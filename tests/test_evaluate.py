@@ -575,7 +575,9 @@ def test_the_model_as_it_is_now_is_evaluated(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_allclose(
         before(FRAME)["pv_premiums"], loop(lapse=0.01)["pv_premiums"], rtol=1e-13
     )
-    monkeypatch.setattr(execution, "record", None)  # nothing is recorded again without need
+    monkeypatch.setattr(
+        execution, "record_together", None
+    )  # nothing is recorded again without need
     assert model.plan.evaluate is model.plan.evaluate
     assert model.ExecuteActions().plan.evaluate is model.plan.evaluate
 

@@ -18,7 +18,7 @@ The rooms, from the bottom up::
 """
 
 from hl_dask.traced.array import TracedArray
-from hl_dask.traced.base import is_traced
+from hl_dask.traced.base import UNSEEN, is_traced
 from hl_dask.traced.functions import install as _install
 from hl_dask.traced.functions import reduce_rows, total_of_rows
 from hl_dask.traced.ops import check_session, fill, full_rows
@@ -29,6 +29,7 @@ from hl_dask.traced.tracer import Notes, SampleUsedError, Tracer
 _install()
 
 __all__ = [
+    "UNSEEN",
     "Notes",
     "SampleUsedError",
     "SharedArray",

@@ -126,7 +126,7 @@ def repeat_row(tracer: Tracer, row: Any, axis: int) -> Any:
     """The traced array that repeats one row (an axis of length 1 at ``axis``) for all rows."""
     shape = (*row.shape[:axis], tracer.sample_rows, *row.shape[axis + 1 :])
     value = np.broadcast_to(row, shape)
-    node = tracer.node(Op("full", axis), (tracer.constant(row),), value, axis)
+    node = tracer.node(tracer.leaf("full", axis), (tracer.constant(row),), value, axis)
     return Traced.make(tracer, node, value)
 
 

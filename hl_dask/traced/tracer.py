@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hl_dask.errors import HlDaskError, MemoryBudgetError, RowMixingError
-from hl_dask.expr import POINT, SHARED, Graph, Meta, Op
+from hl_dask.expr import POINT, SHARED, Graph, Meta, OfMember, Op, what_of
 
 Array = NDArray[Any]
 SMALL_BYTES = 512
@@ -69,6 +69,8 @@ class Tracer:
     blind : bool
         Whether operations are only looked up in a frozen graph and not done: traced arrays have no
         values then, and :class:`SampleUsedError` says that one is wanted.
+    member : str, optional
+        Name of the model within its portfolio, whose tracers share one graph.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Tracer:
         frozen: bool,
         assumed: dict[int, Any],
         blind: bool = False,
+        member: str | None = None,
     ) -> None:
         self.graph = graph
         self.rows = rows
@@ -87,6 +90,7 @@ class Tracer:
         self.frozen = frozen
         self.blind = blind
         self.assumed = assumed
+        self.member = member
         self.guards: list[tuple[int, Any]] = []
         self.watch_errors = True
         self.filters = list(warnings.filters)
@@ -170,7 +174,9 @@ class Tracer:
         if node not in self.assumed:
             self.sample_used = self.told = True
             self.assumed[node] = array.value
-        self.guards.append((node, self.notes.owner))
+        last, owner = self.guards[-1] if self.guards else (None, None)
+        if last != node or owner is not self.notes.owner:
+            self.guards.append((node, self.notes.owner))
         return self.assumed[node]
 
     # ---- nodes -------------------------------------------------------------------------------
@@ -189,6 +195,10 @@ class Tracer:
         """
         found = self.graph.find(op, args)
         return self.new_node(op, args, value, axis) if found is None else found
+
+    def leaf(self, name: str, what: Hashable) -> Op:
+        """An operation that begins with the rows of this model."""
+        return Op(name, what if self.member is None else OfMember(self.member, what))
 
     def new_node(self, op: Op, args: tuple[int, ...], value: Any, axis: int) -> int:
         """Append an operation that the graph does not hold; an error in the second trace."""
@@ -272,7 +282,7 @@ class Tracer:
         )
 
     def _differs(self, op: Op, args: tuple[int, ...]) -> HlDaskError:
-        shown = op.static if op.name != "column" else f"column {op.static}"
+        shown = what_of(op) if op.name != "column" else f"column {what_of(op)}"
         return RowMixingError(
             f"the operation {op.name} {str(shown)[:80]} is done on one sample of the rows and not "
             "on another: which operations are done depends on the rows",
