@@ -52,14 +52,15 @@ def explain_memory(
     if projector is None or plan.whole:
         return [] if memory is None else [_thread(plan, parse_bytes(memory), cut)]
     try:
-        fitted, works = projector(plan, cut.rows, memory)
+        fit = projector(plan, cut.rows, memory)
     except MemoryBudgetError as error:
         return [f"  refused: {error.message}", f"    what to do: {error.remedy}"]
-    return memory_lines(fitted, works)
+    return memory_lines(fit)
 
 
-def memory_lines(fitted: Any, works: Sequence[Any]) -> list[str]:
+def memory_lines(fit: Any) -> list[str]:
     """The projection item by item, and where the states between phases wait."""
+    works, fitted, _ = fit
     projected = fitted.projected
     sizes = [(text, size_text(size)) for text, size in projected.items() if size]
     width = max(len(text) for text, _ in sizes)
@@ -69,7 +70,7 @@ def memory_lines(fitted: Any, works: Sequence[Any]) -> list[str]:
         f"{size_text(fitted.allowed_bytes)} allowed, with {fitted.workers} thread(s) and chunks of "
         f"{chunk_rows:,} rows:",
         *(f"    {text:<{width}}  {size:>10}" for text, size in sizes),
-        *_states(fitted, works),
+        *_states(fitted, list(works.values())),
     ]
 
 

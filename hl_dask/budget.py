@@ -11,7 +11,7 @@ import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 
@@ -226,27 +226,6 @@ def fit(
             if projected.total_bytes <= allowed:
                 return Fitted(cuts, workers, projected, allowed, in_files)
     raise _too_small(works, projected, allowed)
-
-
-def fit_states(
-    works: Sequence[Work],
-    block_rows: int,
-    *,
-    in_files: bool | None = None,
-    **settings: Any,
-) -> Fitted:
-    """As :func:`fit`, finding out whether the states between phases have to be in files.
-
-    Parameters
-    ----------
-    in_files : bool, optional
-        Said beforehand; by default they are in memory where they fit.
-    """
-    if in_files is not None or not any(work.program.is_phased for work in works):
-        return fit(works, block_rows, in_files=bool(in_files), **settings)
-    with contextlib.suppress(MemoryBudgetError):
-        return fit(works, block_rows, **settings)
-    return fit(works, block_rows, in_files=True, **settings)
 
 
 def _halves(number: int) -> list[int]:

@@ -309,6 +309,7 @@ class ChunkRunner:
         for block, part, n_rows in self._blocks(chunk, columns):
             first = self.blocks.block(block)[0] - start
             here = {node: value(node, first, first + n_rows) for node in segment.uses}
+            here |= {node: part[self.program.column_of(node)] for node in segment.loads}
             before = left[len(partials)] if left is not None else None
             with self._rows_told(block):
                 found, partial = machine.run_segment(segment, part, n_rows, here, before)

@@ -12,18 +12,18 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from hl_dask.budget import Fitted, Work, fit_states, processors
+from hl_dask.budget import processors
 from hl_dask.errors import ModelError, OpaqueFormulaError
 from hl_dask.fingerprint import source_digest
 from hl_dask.formula import Formula
 from hl_dask.lazy import LazyResult
 from hl_dask.parcel import environment
 from hl_dask.plan import ActionPlan
-from hl_dask.planning import build_plan, programs_of
+from hl_dask.planning import Fit, build_plan, fit_programs, programs_of, ways_of
 from hl_dask.points import ColumnSpec
 from hl_dask.program import Program
 from hl_dask.record import Recording, Subject, record_together
@@ -68,13 +68,6 @@ class Order:
         """Number of policies; 1 when the model has no data."""
         points = self.subject.points
         return points.rows if points is not None else 1
-
-
-class Projected(NamedTuple):
-    """What a run is projected to take, and what it does with the rows of each model."""
-
-    fitted: Fitted
-    works: list[Work]
 
 
 @dataclass(frozen=True)
@@ -163,7 +156,7 @@ def project_memory(
     orders: Sequence[Order],
     rows: Sequence[int],
     memory: int | str | None,
-) -> Projected | None:
+) -> Fit | None:
     """What a run on threads is projected to take; None for a replay in one piece.
 
     Parameters
@@ -179,18 +172,17 @@ def project_memory(
     recordings = [each.recording for each in recorded]
     if any(recording.opaque for recording in recordings):
         return None
-    works = [
-        Work(program, order.subject.points, count)
-        for program, order, count in zip(programs_of(recordings), orders, rows, strict=True)
-    ]
-    fitted = fit_states(
-        works,
-        orders[0].block_rows,
+    points = [order.subject.points for order in orders]
+    return fit_programs(
+        lambda again: programs_of(recordings, again=again),
+        points,
+        rows,
+        ways_of(points),
+        block_rows=orders[0].block_rows,
         memory=memory,
         most_workers=processors(),
         chunk_blocks=None,
     )
-    return Projected(fitted, works)
 
 
 class Execution:

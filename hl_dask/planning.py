@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+from hl_dask.budget import Fitted, Work, fit
+from hl_dask.chunks import split_held
+from hl_dask.errors import MemoryBudgetError
 from hl_dask.expr import PORTFOLIO, REDUCTIONS, SHARED, Graph
 from hl_dask.kernel import portfolio_ancestors
 from hl_dask.plan import ActionPlan, CallInfo, Calls
@@ -41,6 +44,7 @@ def programs_of(
     given: Collection[int] = (),
     *,
     barrier: bool = False,
+    again: Sequence[frozenset[str]] = (),
 ) -> list[Program]:
     """The programs of some reductions (all that are needed by default), compiled once.
 
@@ -54,10 +58,12 @@ def programs_of(
         Per-point values that are there already.
     barrier : bool
         Whether what was traced after a total became a Python value waits for that total.
+    again : sequence of frozenset of str
+        For each model, columns that each phase loads again; see :class:`Way`.
     """
     recording = recordings[0]
     wanted = tuple(reductions_of(recordings) if reductions is None else reductions)
-    key = (wanted, granularity, frozenset(known), frozenset(given), barrier)
+    key = (wanted, granularity, frozenset(known), frozenset(given), barrier, tuple(again))
     programs: list[Program] | None = recording.programs.get(key)
     if programs is None:
         labels = None
@@ -73,9 +79,103 @@ def programs_of(
                 key[3],
                 [node for node, _ in recording.guards] if barrier else (),
                 [each.member for each in recordings],
+                again,
             )
         recording.programs = {key: programs}
     return programs
+
+
+class Way(NamedTuple):
+    """Where what chunks keep between phases is.
+
+    Attributes
+    ----------
+    again : tuple of frozenset of str
+        For each model, columns that are not kept, but loaded again in each phase.
+    in_files : bool
+        Whether states are in files.
+    """
+
+    again: tuple[frozenset[str], ...] = ()
+    in_files: bool = False
+
+
+def ways_of(points: Sequence[ModelPoints | None]) -> list[Way]:
+    """Ways in this process, the fastest first.
+
+    To load a column that is in memory costs next to nothing, to decode it from a file anew in each
+    phase less than to keep a larger state in files.
+    """
+    held = [frozenset(split_held(p, list(p.columns))[0]) if p else frozenset() for p in points]
+    every = [frozenset(p.columns if p else ()) for p in points]
+    ways = [Way(tuple(held)), Way(tuple(every)), Way(tuple(held), in_files=True)]
+    return ways if held != every else [ways[0], ways[2]]
+
+
+class Fit(NamedTuple):
+    """Programs that fit into the memory allowed.
+
+    Attributes
+    ----------
+    works : dict of int to Work
+        What is done with the rows of each model, by number; models of which nothing is done are
+        left out.
+    """
+
+    works: dict[int, Work]
+    fitted: Fitted
+    way: Way
+
+
+def fit_programs(
+    programs: Callable[[tuple[frozenset[str], ...]], list[Program]],
+    points: Sequence[ModelPoints | None],
+    rows: Sequence[int],
+    ways: Sequence[Way],
+    *,
+    all_workers: bool = False,
+    **settings: Any,
+) -> Fit:
+    """The first of some ways in which a pass fits into the memory allowed.
+
+    Parameters
+    ----------
+    programs : callable
+        ``programs(again)``: the programs when each phase loads some columns again.
+    points, rows : sequence
+        Model points of each model, and their number.
+    ways : sequence of Way
+        A pass of one phase, which keeps nothing, goes the first.
+    all_workers, **settings
+        As for :func:`~hl_dask.budget.fit`.
+
+    Raises
+    ------
+    MemoryBudgetError
+        When none fits.
+    """
+    for number, way in enumerate(ways):
+        works = {
+            k: Work(program, points[k], rows[k])
+            for k, program in enumerate(programs(way.again))
+            if program.order
+        }
+        is_phased = any(work.program.is_phased for work in works.values())
+        try:
+            fitted = fit(
+                list(works.values()),
+                in_files=way.in_files and is_phased,
+                # Phases are tasks of whole chunks, whatever was asked for.
+                all_workers=all_workers and not is_phased,
+                **settings,
+            )
+        except MemoryBudgetError:
+            if number == len(ways) - 1 or not is_phased:
+                raise
+            continue
+        return Fit(works, fitted, way)
+    msg = "there is no way to choose from"
+    raise ValueError(msg)
 
 
 def labels_of(

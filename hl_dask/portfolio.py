@@ -315,7 +315,7 @@ class Portfolio(Mapping[str, Model]):
         except MemoryBudgetError as error:
             return "\n".join([*lines, f"  refused: {error.message}", f"  {error.remedy}"])
         if projected is not None:
-            lines += ["together:", *memory_lines(projected.fitted, projected.works)]
+            lines += ["together:", *memory_lines(projected)]
         return "\n".join(lines)
 
     # ---- what a run needs --------------------------------------------------------------------

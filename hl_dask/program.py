@@ -106,6 +106,10 @@ class Program:
         """Dtype, shape of a row and point axis of a value."""
         return Meta(*self.kinds[self.register[node]])
 
+    def column_of(self, node: int) -> str:
+        """The column that an operation loads."""
+        return str(what_of(self.graph.ops[node]))
+
     def keys_of(self, phase: int) -> list[str]:
         """Vectors and aggregates whose partials a phase leaves."""
         return [k for k in (*self.vectors, *self.aggregates) if int(k.split("|")[1]) == phase]
@@ -191,6 +195,7 @@ def compile_programs(
     given: Collection[int] = (),
     guards: Sequence[int] = (),
     members: Sequence[str | None] = (None,),
+    again: Sequence[Collection[str]] = (),
 ) -> list[Program]:
     """Choose an order and registers for everything that some reductions need.
 
@@ -211,6 +216,8 @@ def compile_programs(
         Portfolio values for which everything waits that was traced after them.
     members : sequence of str
         Names of the models that share the graph; None for one that stands alone.
+    again : sequence of collection of str
+        For each model, columns that each phase loads again, instead of keeping them.
 
     Returns
     -------
@@ -243,13 +250,13 @@ def compile_programs(
     else:
         member = graph.members(graph.ancestors(real))
     programs = []
-    for name in members:
+    for number, name in enumerate(members):
         if is_phased:
             mine = [n for n in order if member[n] == name]
         else:
             own = [n for n in real if member[n] == name]
             mine, phase, label = _arranged(own, table, sizes.__getitem__, labels)
-        programs.append(work.program(mine, phase, label))
+        programs.append(work.program(mine, phase, label, again[number] if again else ()))
     return programs
 
 
@@ -266,7 +273,11 @@ class _Work:
     given: Collection[int]
 
     def program(
-        self, order: list[int], phase: Mapping[int, int], label: Mapping[int, Label]
+        self,
+        order: list[int],
+        phase: Mapping[int, int],
+        label: Mapping[int, Label],
+        again: Collection[str],
     ) -> Program:
         """The program that does some operations in an order."""
         graph, names, reads = self.graph, self.names, self.table.__getitem__
@@ -286,7 +297,15 @@ class _Work:
         loads = {n: str(what_of(ops[n])) for n in order if names[n] == "column"}
         segments: list[Segment] = []
         if label:
-            segments = cut(order, reads, last, label.__getitem__, loads.get, phase.__getitem__)
+            segments = cut(
+                order,
+                reads,
+                last,
+                label.__getitem__,
+                loads.get,
+                phase.__getitem__,
+                lambda n: loads.get(n) in again,
+            )
         return Program(
             graph,
             order,

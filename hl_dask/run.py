@@ -15,13 +15,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hl_dask._dask_compat import progress_bar, run_here, run_threads
-from hl_dask.budget import Fitted, Work, fit_states, peak_bytes, processors
+from hl_dask.budget import Work, peak_bytes, processors
 from hl_dask.chunks import ChunkRunner
 from hl_dask.cluster import client_of, is_address, is_client, run_on, worker_peaks, workers_of
 from hl_dask.errors import PlanError, SchedulerError, UnsupportedError
@@ -29,8 +30,19 @@ from hl_dask.expr import POINT, REDUCTIONS, Graph
 from hl_dask.kernel import evaluate_global, portfolio_ancestors
 from hl_dask.lower import Share, lower, lower_phase
 from hl_dask.memory import MemoryEstimate, parse_bytes
-from hl_dask.planning import CHUNK, GRANULARITIES, programs_of, reductions_of, roots_of
+from hl_dask.planning import (
+    CHUNK,
+    GRANULARITIES,
+    Fit,
+    Way,
+    fit_programs,
+    programs_of,
+    reductions_of,
+    roots_of,
+    ways_of,
+)
 from hl_dask.points import ModelPoints
+from hl_dask.program import Program
 from hl_dask.record import Recording
 from hl_dask.replay import same_number
 from hl_dask.shelves import FileShelf, MemoryShelf, Shelf
@@ -231,6 +243,7 @@ class Projection:
         self.known: dict[int, Any] = {}
         self.checked: set[int] = set()  # guards whose guess was right
         self.shelves: list[Shelf] = []
+        self.way = Way()
         self.chunk_blocks: int | None = None
         self.barrier = False
         self.is_light = False
@@ -278,26 +291,24 @@ class Projection:
             light = self._light()
             self.is_light = bool(light) and len(light) < len(missing)
             missing = light if self.is_light else missing
-        settings = self.settings
         given = {node for shelf in self.shelves for node in shelf.nodes}
-        programs = programs_of(
-            self.recordings, missing, settings.granularity, self.known, given, barrier=self.barrier
+        compiled = partial(
+            programs_of,
+            self.recordings,
+            missing,
+            self.settings.granularity,
+            self.known.copy(),
+            given,
+            barrier=self.barrier,
         )
-        works = {
-            k: Work(program, points, rows)
-            for k, (program, points, rows) in enumerate(
-                zip(programs, self.points, self.rows, strict=True)
-            )
-            if program.order
-        }
-        fitted = self._fitted(list(works.values()), client)
+        works, fitted, self.way = self._fitted(lambda again: compiled(again=again), client)
         at_once = fitted.workers if client is not None else None
         runners = {
             k: ChunkRunner.make(work.program, work.points, blocks, floating_errors(), at_once)
             for (k, work), blocks in zip(works.items(), fitted.cuts, strict=True)
         }
         if _is_phased(runners) and not self.shelves:
-            self._open_shelves(list(works.values()), in_files=fitted.in_files)
+            self._open_shelves(list(works.values()), in_files=self.way.in_files)
         self.chunk_blocks = fitted.cuts[0].chunk_blocks
         stats = self.stats
         stats.workers, stats.estimate = fitted.workers, fitted.projected
@@ -337,34 +348,35 @@ class Projection:
             and _is_light(graph, node)
         ]
 
-    def _fitted(self, works: list[Work], client: Any) -> Fitted:
-        """Blocks, threads, projection, allowance, and whether states have to be in files."""
+    def _fitted(self, programs: Callable[..., list[Program]], client: Any) -> Fit:
+        """Programs, blocks, threads, projection, allowance, and where states are kept."""
         settings = self.settings
-        is_phased = any(work.program.is_phased for work in works)
         most = 1 if settings.scheduler in SYNCHRONOUS else (settings.workers or processors())
         memory, base_bytes = settings.memory, None
+        ways = ways_of(self.points)
         if client is not None:
             there = workers_of(client)
             most = min(settings.workers or there.threads, there.threads)
             base_bytes = there.base_bytes
             # What is allowed is for all workers together.
             memory = there.limit_bytes if memory is None else parse_bytes(memory) // there.number
-        # Workers may come and go, and what they hold with them.
-        in_files = True if is_phased and client is not None else None
+            # Workers may come and go, and what they hold with them.
+            ways = [Way(in_files=True)]
         if self.shelves:
-            in_files = not self.shelves[0].in_memory
-        return fit_states(
-            works,
-            self.block_rows,
+            ways = [self.way]
+        return fit_programs(
+            programs,
+            self.points,
+            self.rows,
+            ways,
+            block_rows=self.block_rows,
             memory=memory,
             most_workers=most,
             # States that are there already are of the chunks that there were.
             chunk_blocks=self.chunk_blocks if self.shelves else settings.chunk_blocks,
             base_bytes=base_bytes,
-            all_workers=client is not None
-            and any(work.program.segments for work in works)
-            and not is_phased,
-            in_files=in_files,
+            # Nobody can hold some of the threads of a worker back from its tasks.
+            all_workers=client is not None and settings.granularity != CHUNK,
         )
 
     def one_pass(self) -> bool:

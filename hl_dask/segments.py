@@ -45,6 +45,8 @@ class Segment(NamedTuple):
         Columns of the model points that are read.
     phase : int
         Phase that it belongs to; see :mod:`hl_dask.phases`.
+    loads : tuple of int
+        Columns that an earlier segment has loaded, to be loaded again.
     """
 
     label: Label
@@ -55,6 +57,7 @@ class Segment(NamedTuple):
     keeps: tuple[int, ...]
     columns: tuple[str, ...]
     phase: int = 0
+    loads: tuple[int, ...] = ()
 
 
 def cut(
@@ -64,6 +67,7 @@ def cut(
     label: Callable[[int], Label],
     column: Callable[[int], str | None],
     phase: Callable[[int], int] = lambda op: 0,
+    again: Callable[[int], bool] = lambda op: False,
 ) -> list[Segment]:
     """Cut an order where the label changes.
 
@@ -77,6 +81,9 @@ def cut(
         ``column(op)``: the column that an operation loads, if it does.
     phase : callable
         ``phase(op)``: its phase; of one label are one phase.
+    again : callable
+        ``again(op)``: whether the column that an operation loads is loaded again where it is
+        needed, and is not part of the state.
     """
     segments: list[Segment] = []
     state: list[int] = []
@@ -87,13 +94,25 @@ def cut(
         while stop < len(order) and label(order[stop]) == wanted:
             stop += 1
         here = order[start:stop]
+        new = set(here)
         read = {value for op in here for value in reads(op)}
         uses = tuple(op for op in state if op in read)
         keeps = tuple(op for op in state if last[op] >= stop)
-        makes = tuple(op for op in here if last[op] >= stop)
-        columns = {name for op in here if (name := column(op)) is not None}
+        makes = tuple(op for op in here if last[op] >= stop and not again(op))
+        loads = tuple(sorted(op for op in read if op not in new and again(op)))
+        columns = {name for op in (*here, *loads) if (name := column(op)) is not None}
         segments.append(
-            Segment(wanted, start, stop, uses, makes, keeps, tuple(sorted(columns)), phase(here[0]))
+            Segment(
+                wanted,
+                start,
+                stop,
+                uses,
+                makes,
+                keeps,
+                tuple(sorted(columns)),
+                phase(here[0]),
+                loads,
+            )
         )
         state = [*keeps, *makes]
         start = stop

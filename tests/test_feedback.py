@@ -94,11 +94,16 @@ def with_profits(data: Any) -> WithProfits:
     return WithProfits(data=data, earned=EARNED)
 
 
+def kept_in_files(fit: Any) -> Any:
+    """What a run is fitted to, with states in files, however much memory there is."""
+    return fit._replace(way=fit.way._replace(in_files=True))
+
+
 @pytest.fixture
 def in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep states in files, however much memory there is."""
     fitted = Projection._fitted
-    monkeypatch.setattr(Projection, "_fitted", lambda *a: fitted(*a)._replace(in_files=True))
+    monkeypatch.setattr(Projection, "_fitted", lambda *a: kept_in_files(fitted(*a)))
 
 
 ROWS = 9_000
@@ -140,7 +145,7 @@ def test_memory_and_files_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
     model = with_profits(policies(ROWS))
     expected = bits(model.ExecuteActions(**OPTIONS))
     fitted = Projection._fitted
-    monkeypatch.setattr(Projection, "_fitted", lambda *a: fitted(*a)._replace(in_files=True))
+    monkeypatch.setattr(Projection, "_fitted", lambda *a: kept_in_files(fitted(*a)))
     for chunk_blocks in (1, 4):
         assert bits(model.ExecuteActions(chunk_blocks=chunk_blocks, **OPTIONS)) == expected
 
@@ -279,9 +284,7 @@ def check_random(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         ):
             with monkeypatch.context() as patch:
                 if files:
-                    patch.setattr(
-                        Projection, "_fitted", lambda *a: fitted(*a)._replace(in_files=True)
-                    )
+                    patch.setattr(Projection, "_fitted", lambda *a: kept_in_files(fitted(*a)))
                 run = made()
                 result = run.ExecuteActions(
                     4, block_rows=64, chunk_blocks=chunk_blocks, scheduler=scheduler
@@ -423,7 +426,7 @@ def test_explain_says_where_states_wait() -> None:
     model.GenerateActions(MONTHS - 1)
     text = model.plan.explain(memory="16GB", rows=1_000_000)
     assert f"{MONTHS + 1} phases: totals over all policies decide what comes next" in text
-    assert "between them a chunk keeps at most 6.3 MB, all chunks 48.0 MB, in memory" in text
+    assert "between them a chunk keeps at most 4.2 MB, all chunks 32.0 MB, in memory" in text
     assert "states of chunks between tasks or phases" in text
     tight = model.plan.explain(memory=resident_bytes() + 80_000_000, rows=20_000_000)
     assert "in scratch files, which memory has no room for" in tight

@@ -513,7 +513,10 @@ def test_explain_itemises_the_projection(tmp_path: Path) -> None:
     # What the plan takes follows the model as it is now, and more rows from files take no more.
     pd.DataFrame(policies()).to_parquet(tmp_path / "a.parquet")
     model.data = tmp_path / "a.parquet"
-    few, many = (model._projector(model.plan, rows, None)[2].value_bytes for rows in (10**5, 10**8))
+    few, many = (
+        model._projector(model.plan, rows, None).fitted.projected.value_bytes
+        for rows in (10**5, 10**8)
+    )
     assert few == many
 
 

@@ -27,6 +27,7 @@ from hl_dask.errors import (
 )
 from hl_dask.run import Projection
 from tests.test_cluster import QUIET
+from tests.test_feedback import kept_in_files
 
 # ---- the example -------------------------------------------------------------------------------
 
@@ -91,7 +92,7 @@ def test_states_in_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     fitted = Projection._fitted
     book, expected = book_of(900, 1_300)
     here = book.ExecuteActions(MONTHS - 1, block_rows=400)
-    monkeypatch.setattr(Projection, "_fitted", lambda *a: fitted(*a)._replace(in_files=True))
+    monkeypatch.setattr(Projection, "_fitted", lambda *a: kept_in_files(fitted(*a)))
     result = book.ExecuteActions(MONTHS - 1, block_rows=400, chunk_blocks=2, scratch=tmp_path)
     close(result, expected)
     assert result.df_agg.to_numpy().tobytes() == here.df_agg.to_numpy().tobytes()

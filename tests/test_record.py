@@ -44,10 +44,11 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     log: list[str] = []
     trace = hl_dask.record._trace
 
-    def noted(subject: Any, proj_len: int, session: Any, follower: Any) -> None:
+    def noted(subjects: Any, proj_len: int, sessions: Any, *rest: Any) -> None:
+        (session,) = sessions
         name = "blind" if session.tracer.blind else "second" if session.tracer.frozen else "first"
         try:
-            trace(subject, proj_len, session, follower)
+            trace(subjects, proj_len, sessions, *rest)
         except SampleUsedError:
             log.append(f"{name} of {len(session.positions)}, given up")
             raise
