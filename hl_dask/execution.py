@@ -31,6 +31,7 @@ from hl_dask.replay import releases, replay_whole
 from hl_dask.report import Report, in_order, summed
 from hl_dask.result import Result
 from hl_dask.run import Projection, RunStats, Settings, check_granularity, check_scheduler
+from hl_dask.thresholds import Threshold, thresholds_of, warn_of_narrow
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,7 @@ class Execution:
             projection = self.projection()
         if projection is None:
             reports, stats = self._in_one_piece()
+            thresholds: list[list[Threshold]] = [[] for _ in self.orders]
         else:
             values = projection.run()
             stats = projection.stats
@@ -269,6 +271,8 @@ class Execution:
                 ]
                 for recording in projection.recordings
             ]
+            thresholds = thresholds_of(projection.recordings, projection.known)
+            warn_of_narrow([t for found in thresholds for t in found], stacklevel=4)
         stats.elapsed_s = time.perf_counter() - started + self.record_s
         stats.environment = environment()
         results = [
@@ -279,8 +283,11 @@ class Execution:
                 plan,
                 self.lazy,
                 summed=summed(order.subject.wanted),
+                thresholds=own,
             )
-            for order, plan, found in zip(self.orders, self.plans, reports, strict=True)
+            for order, plan, found, own in zip(
+                self.orders, self.plans, reports, thresholds, strict=True
+            )
         ]
         return self._publish(results)
 

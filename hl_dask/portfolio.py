@@ -40,6 +40,8 @@ class PortfolioResult(Mapping[str, Result]):
         A row for each t, columns ``(model, formula, argument, ...)``.
     values : dict
         Reported formulas without t, by ``(model, formula)``.
+    thresholds : DataFrame
+        See :attr:`hl_dask.Result.thresholds`; with the model.
     stats : RunStats
         Time, memory, chunks, of all models together.
     """
@@ -53,6 +55,12 @@ class PortfolioResult(Mapping[str, Result]):
             for label, value in result.values.items()
         }
         self.stats: RunStats = next(iter(results.values())).stats
+
+    @property
+    def thresholds(self) -> pd.DataFrame:
+        """Totals that were compared; see :attr:`hl_dask.Result.thresholds`."""
+        frames = {name: result.thresholds for name, result in self._results.items()}
+        return pd.concat(frames, names=["model"]).reset_index("model").reset_index(drop=True)
 
     def __getitem__(self, name: str) -> Result:
         return self._results[name]

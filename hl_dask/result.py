@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +22,7 @@ from hl_dask.plan import ActionPlan
 from hl_dask.report import Report, by_call
 from hl_dask.run import RunStats
 from hl_dask.storage import write_together, write_whole
+from hl_dask.thresholds import Threshold
 
 EXCEL_ROWS, EXCEL_COLUMNS = 1_048_576, 16_384
 """What a sheet can hold."""
@@ -130,6 +131,8 @@ class Result:
         ``graph()`` prepares the run again, for drawing.
     summed : frozenset of str
         Formulas whose aggregate is a sum.
+    thresholds : sequence of Threshold
+        Comparisons of totals.
 
     Attributes
     ----------
@@ -159,12 +162,14 @@ class Result:
         graph: Callable[[], Drawable] | None = None,
         *,
         summed: frozenset[str] = frozenset(),
+        thresholds: Sequence[Threshold] = (),
     ) -> None:
         self.df_agg, self.values = tabulate(reports, proj_len)
         self._rollups = {
             f.name: f.rollup for f, _, _ in reports if f.rollup is not DEFAULT and "t" in f.params
         }
         self._summed = summed
+        self._thresholds = tuple(thresholds)
         self.reports = reports
         self.cache_agg = by_call(reports)
         self.proj_len = proj_len
@@ -175,6 +180,17 @@ class Result:
     def __getstate__(self) -> dict[str, Any]:
         # Formulas of a class that is pickled by value cannot be pickled apart from it.
         return {**self.__dict__, "_graph": None, "reports": []}
+
+    @property
+    def thresholds(self) -> pd.DataFrame:
+        """Totals that were compared, and how near they came: a row for each comparison.
+
+        Columns ``call``, ``left``, ``comparison``, ``right`` and ``margin``, the distance relative
+        to the size of the totals on both sides. Below some 1e-12 rounding may decide, and a warning
+        says so. Totals that a formula turned into Python numbers before it compared them are not
+        seen.
+        """
+        return pd.DataFrame(self._thresholds, columns=list(Threshold._fields))
 
     # ---- by period ---------------------------------------------------------------------------
 

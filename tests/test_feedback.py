@@ -359,6 +359,59 @@ def test_one_python_value_a_month_computes_each_month_once(monkeypatch: pytest.M
     assert counts == [9, 19, 39]  # the first total is found out beforehand, on its own
 
 
+class Compares(hl.Model):
+    """Totals against thresholds: as a Python condition, in the graph, and of arrays."""
+
+    def assets(self, t):
+        return self.data["premium"] * (1.0 if t == 0 else self.rate(t - 1))
+
+    @hl.agg(None)
+    def rate(self, t):
+        if self.assets(t).sum() < self.limit:
+            return 1.5
+        gap = self.assets(t).sum() - (self.data["premium"] * self.part).sum()
+        return np.where(gap > 0.0, 1.0, 0.9)
+
+    @hl.agg(None)
+    def several(self, t):
+        totals = (self.assets(t)[:, np.newaxis] * np.array([1.0, 2.0])).sum(axis=0)
+        return np.where(totals >= np.array([1e9, 4.0 * self.limit]), 1.0, 0.0)
+
+    def used(self, t):
+        return self.data["premium"] * self.several(t).sum()
+
+
+def test_thresholds_and_their_margins() -> None:
+    data = policies(3_000)
+    total = data["premium"].sum()
+    model = Compares(data=data, limit=1.2 * total, part=0.25)
+    found = model.ExecuteActions(2, block_rows=500).thresholds
+    assert list(found.columns) == ["call", "left", "comparison", "right", "margin"]
+    by_call = {(row.call, row.comparison): row for row in found.itertuples()}
+    first = by_call["rate(0)", "<"]
+    assert first.left == pytest.approx(total)
+    assert first.right == pytest.approx(1.2 * total)
+    assert first.margin == pytest.approx(0.2 / 2.2)
+    # 1.5 less a quarter, of what is made of 1.5 and a quarter.
+    second = by_call["rate(1)", ">"]
+    assert second.left == pytest.approx(1.25 * total)
+    assert second.margin == pytest.approx(1.25 / 1.75)
+    # Of arrays the entry that is nearest.
+    assert by_call["several(0)", ">="].left == pytest.approx(2.0 * total)
+    assert "rate(2)" not in set(found["call"])  # nothing asks for it
+    assert len(WithProfits(data=data, earned=EARNED).ExecuteActions(1).thresholds) == 0
+
+
+@pytest.mark.parametrize(("limit", "part"), [(1.0 + 4e-16, 0.25), (0.6, 1.0 + 4e-16)])
+def test_a_threshold_that_rounding_may_decide(limit: float, part: float) -> None:
+    data = policies(3_000)
+    total = data["premium"].sum()
+    model = Compares(data=data, limit=limit * total, part=part)
+    with pytest.warns(UserWarning, match="rounding may decide .* in rate") as caught:
+        model.ExecuteActions(1)
+    assert caught[0].filename == __file__
+
+
 def test_a_value_of_a_column_costs_a_light_pass() -> None:
     class Longest(hl.Model):
         def value(self, t):
