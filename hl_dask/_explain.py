@@ -37,8 +37,9 @@ def summary(plan: Plan, cut: Blocks) -> list[str]:
 
 
 def notes(plan: Plan) -> list[str]:
-    """What is special: opaque formulas, totals as Python values."""
+    """What is special: opaque formulas, long histories, totals as Python values."""
     lines = [f"  evaluated as Python on each block: {n} ({why})" for n, why in plan.opaque.items()]
+    lines += [f"  stays pinned: {text}" for text in plan.pinned]
     lines += [f"  forces a replay in one piece: {n} ({why})" for n, why in plan.whole.items()]
     if plan.guards:
         lines.append(f"  totals turned into Python values by: {_by_formula(plan.guards)}")

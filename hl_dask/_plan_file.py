@@ -48,6 +48,7 @@ PLAN: Mapping[str, Check] = {
     "nodes": _whole(0),
     "row_nodes": _whole(0),
     "peak_live": _texts,
+    "pinned": _texts,
     "live_row_bytes": _whole(0),
     "register_row_bytes": _whole(0),
     "column_row_bytes": _whole(0),

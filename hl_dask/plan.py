@@ -145,6 +145,8 @@ class ActionPlan:
         Elementary array operations of the graph; ``row_nodes`` of them are done on every block.
     peak_live : tuple of str
         Formula calls whose values (or parts of them) are alive at the point of the highest memory.
+    pinned : tuple of str
+        Long histories that are kept, what they wait for, and how to do without.
     live_row_bytes, register_row_bytes, column_row_bytes : int
         Bytes for each row of a block: of all values alive at once, of the registers that hold them,
         and of the columns read.
@@ -164,6 +166,7 @@ class ActionPlan:
     nodes: int
     row_nodes: int
     peak_live: tuple[str, ...]
+    pinned: tuple[str, ...]
     live_row_bytes: int
     register_row_bytes: int
     column_row_bytes: int

@@ -18,6 +18,8 @@ from hl_dask.program import VIEWS, Program, compile_programs, row_bytes
 from hl_dask.record import Recording, no_collection
 from hl_dask.segments import Label
 
+LONG_HISTORY = 8
+"""Values of a formula, of as many time steps, that are worth a word when they are alive at once."""
 CHUNK, STEP, FORMULA = "chunk", "step", "formula"
 GRANULARITIES = (CHUNK, STEP, FORMULA)
 """What one task does: all of a chunk, a time step of it, or a formula call."""
@@ -275,6 +277,7 @@ def build_plan(
             columns=(),
             row_nodes=0,
             peak_live=(),
+            pinned=(),
             live_row_bytes=0,
             register_row_bytes=0,
             column_row_bytes=0,
@@ -286,11 +289,44 @@ def build_plan(
         columns=tuple(found.columns),
         row_nodes=len(found.order),
         peak_live=tuple(dict.fromkeys(owners)),
+        pinned=tuple(_pinned(recording, found)),
         live_row_bytes=found.live_row_bytes,
         register_row_bytes=sum(row_bytes(k) for k in found.kinds),
         column_row_bytes=points.nbytes_per_row(found.columns) if points is not None else 0,
         **common,
     )
+
+
+def _pinned(recording: Recording, program: Program) -> Iterator[str]:
+    """Long histories among the values alive at once: what they wait for, and how not to."""
+    graph = recording.graph
+    waiting: dict[Any, dict[Any, Any]] = {}
+    within: Counter[str] = Counter()
+    for node, reader in program.live_at_peak.items():
+        owner = graph.owners[node]
+        if owner is not None and "t" in owner.formula.params:
+            step = owner.key[owner.formula.params.index("t")]
+            waiting.setdefault(owner.formula, {})[step] = graph.owners[reader]
+        elif owner is not None:
+            within[recording.describe(owner)] += 1
+    for call, count in within.items():
+        if count >= LONG_HISTORY:
+            yield (
+                f"{count:,} values that {call} makes, at once; as a formula of t that goes on from "
+                "its value before, one is enough"
+            )
+    for formula, readers in waiting.items():
+        if len(readers) < LONG_HISTORY:
+            continue
+        last = {recording.describe(reader): reader for reader in readers.values()}
+        text = f"{len(readers):,} values of {formula.name} at once: "
+        if len(last) > len(readers) // 2:
+            yield f"{text}they are read again many steps later, as by {next(iter(last))}"
+            continue
+        yield (
+            f"{text}{next(reversed(last))} reads them together; as a recursion in t, or as "
+            f'hl.RunningTotal("{formula.name}") if they are added up, one is enough'
+        )
 
 
 def _infos(recording: Recording) -> Iterator[CallInfo]:

@@ -69,8 +69,8 @@ class Program:
         Columns of the model points that are read.
     live_row_bytes : int
         Bytes for each row of a block of all values alive at once, at most.
-    live_at_peak : list of int
-        The nodes that are alive there.
+    live_at_peak : dict of int to int
+        The nodes that are alive there, and the operation that reads each for the last time.
     segments : list of Segment
         Where the order is cut into tasks; none when a task does all of it.
     phases : int
@@ -91,7 +91,7 @@ class Program:
     columns: list[str]
     describe: Callable[[Any], str]
     live_row_bytes: int = 0
-    live_at_peak: list[int] = field(default_factory=list)
+    live_at_peak: dict[int, int] = field(default_factory=dict)
     segments: list[Segment] = field(default_factory=list)
     phases: int = 1
     globals: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -317,7 +317,7 @@ class _Work:
             columns=sorted(set(loads.values())),
             describe=self.describe,
             live_row_bytes=peak,
-            live_at_peak=alive_at(order, last, where),
+            live_at_peak={n: order[last[n]] for n in alive_at(order, last, where)},
             segments=segments,
             phases=1 + max(phase.values(), default=0),
             globals=_globals(graph, order, phase),

@@ -41,6 +41,7 @@ def plan_of(calls: tuple[CallInfo, ...], **changed: Any) -> ActionPlan:
         "nodes": 30,
         "row_nodes": 20,
         "peak_live": ("pols_if(1)",),
+        "pinned": ("12 values of f at once",),
         "live_row_bytes": 24,
         "register_row_bytes": 32,
         "column_row_bytes": 16,
@@ -684,6 +685,7 @@ def test_a_plan_that_lies_never_changes_a_number(data: Any) -> None:
                 "rows": st.sampled_from([1, 10**9]),
                 "guards": st.just(("claims(0)",)),
                 "peak_live": st.just(()),
+                "pinned": st.just(("nonsense",)),
                 "register_row_bytes": st.sampled_from([0, 10**9]),
                 "uses_row_count": st.booleans(),
                 "model": st.just("Other"),
@@ -693,6 +695,49 @@ def test_a_plan_that_lies_never_changes_a_number(data: Any) -> None:
     model = Term(data=policies(), rate=0.002, months=2)
     model.plan = dataclasses.replace(honest.plan, **lies, _actions=[])
     assert same(model.ExecuteActions(), expected)
+
+
+class Histories(hl.Model):
+    """A value that many readers ask for at once, one that is read again much later, and neither."""
+
+    def f(self, t):
+        return self.data["age"] * 1.01**t if t == 0 else self.f(t - 1) * 1.01
+
+    @hl.agg(np.sum)
+    def highest(self):
+        return np.stack([self.f(t) for t in range(30)]).max(axis=0)
+
+    @hl.agg(np.sum)
+    def squares(self):
+        return np.stack([self.f(t) ** 2 for t in range(30)]).max(axis=0)
+
+    def lagged(self, t):
+        return self.f(t - 12) + self.g(t) if t > 12 else self.g(t)
+
+    @hl.agg(None)
+    def g(self, t):
+        return np.sqrt(self.f(t))
+
+    def pv(self):
+        return sum(self.f(t) * 0.9**t for t in range(30))
+
+
+@pytest.mark.parametrize(
+    ("output", "text"),
+    [
+        ("highest", "30 values of f at once: highest() reads them together; as a recursion"),
+        ("lagged", "values of f at once: they are read again many steps later, as by lagged("),
+        ("squares", "31 values that squares() makes, at once; as a formula of t"),
+        ("pv", None),
+        ("g", None),
+    ],
+)
+def test_long_histories_are_named(output: str, text: str | None) -> None:
+    model = Histories(data=policies())
+    model.GenerateActions(30, outputs=[output])
+    shown = model.plan.explain()
+    assert ("stays pinned" in shown) == (text is not None)
+    assert text is None or text in shown
 
 
 def test_only_plans_are_plans() -> None:
