@@ -78,6 +78,7 @@ def estimate(
     base_bytes: int | None = None,
     *,
     in_files: bool = False,
+    holders: int = 0,
 ) -> MemoryEstimate:
     """Projected peak of a pass in one process; see :class:`~hl_dask.plan.MemoryEstimate`.
 
@@ -89,6 +90,8 @@ def estimate(
         Resident before the run; what this process has by default.
     in_files : bool
         Whether states between phases are in files.
+    holders : int
+        Workers of a cluster that hold the states between phases; 0 for this process.
     """
     program, points, _ = work
     block_rows = min(blocks.block_rows, blocks.rows)
@@ -114,7 +117,7 @@ def estimate(
         value_bytes=program.arena_bytes(block_rows) * threads,
         temporary_bytes=program.temporary_bytes(block_rows) * threads,
         step_bytes=STEP_BYTES * len(program.order) * threads,
-        state_bytes=_state_bytes(program, blocks, threads, in_files=in_files),
+        state_bytes=_state_bytes(program, blocks, threads, in_files=in_files, holders=holders),
         partial_bytes=partials,
         task_bytes=TASK_BYTES * tasks,
         threads=threads,
@@ -128,10 +131,11 @@ def estimate_all(
     base_bytes: int | None = None,
     *,
     in_files: bool = False,
+    holders: int = 0,
 ) -> MemoryEstimate:
     """The same of several models whose chunks are run side by side."""
     found = [
-        estimate(work, blocks, workers, base_bytes, in_files=in_files)
+        estimate(work, blocks, workers, base_bytes, in_files=in_files, holders=holders)
         for work, blocks in zip(works, cuts, strict=True)
     ]
     if len(found) == 1:
@@ -151,12 +155,21 @@ def estimate_all(
     )
 
 
-def _state_bytes(program: Program, blocks: Blocks, threads: int, *, in_files: bool) -> int:
+def _state_bytes(
+    program: Program, blocks: Blocks, threads: int, *, in_files: bool, holders: int
+) -> int:
     """Of the states of chunks: those that tasks hand on, or those that wait between phases."""
     if program.is_phased:
         made = program.made_row_bytes * blocks.chunk_rows * threads
         # What is written is put in order before.
-        return 2 * made if in_files else made + program.state_row_bytes * blocks.rows
+        if in_files:
+            return 2 * made
+        if not holders:
+            return made + program.state_row_bytes * blocks.rows
+        # A worker may get some chunks more than the others, and what one phase has made is let go
+        # only when the scheduler has heard that the next one is done with it.
+        rows = min(blocks.rows, blocks.rows // holders + 3 * blocks.chunk_rows)
+        return made + (program.state_row_bytes + program.made_row_bytes) * rows + SLACK_BYTES
     if not program.segments:
         return 0
     partials = program.partial_bytes(0) * blocks.chunk_blocks
@@ -194,6 +207,8 @@ def fit(
     base_bytes: int | None = None,
     all_workers: bool = False,
     in_files: bool = False,
+    holders: int = 0,
+    state_bytes: int | None = None,
 ) -> Fitted:
     """Chunk size, threads and projected peak that stay within the memory allowed.
 
@@ -211,6 +226,10 @@ def fit(
         Take all threads, where nobody can hold some of them back.
     in_files : bool
         Whether states between phases are in files.
+    holders : int
+        Workers of a cluster that hold the states between phases; 0 for this process.
+    state_bytes : int, optional
+        The largest state of a chunk, if there are smaller chunks.
 
     Raises
     ------
@@ -222,7 +241,13 @@ def fit(
     for workers in [most_workers] if all_workers else _halves(most_workers):
         for size in chunks:
             cuts = [Blocks(work.rows, block_rows, size) for work in works]
-            projected = estimate_all(works, cuts, workers, base_bytes, in_files=in_files)
+            if state_bytes is not None and size > chunks[-1]:
+                each = zip(works, cuts, strict=True)
+                if any(w.program.state_row_bytes * b.chunk_rows > state_bytes for w, b in each):
+                    continue
+            projected = estimate_all(
+                works, cuts, workers, base_bytes, in_files=in_files, holders=holders
+            )
             if projected.total_bytes <= allowed:
                 return Fitted(cuts, workers, projected, allowed, in_files)
     raise _too_small(works, projected, allowed)

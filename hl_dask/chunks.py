@@ -24,13 +24,14 @@ from hl_dask.aggregate import Partial, Tree
 from hl_dask.blocks import Blocks
 from hl_dask.declared import JoinedPoints
 from hl_dask.errors import HlDaskError
+from hl_dask.expr import Meta
 from hl_dask.kernel import Machine
 from hl_dask.parcel import Job, Parcel, pack, unpack
 from hl_dask.points import ModelPoints
 from hl_dask.program import Program
 from hl_dask.segments import Segment
-from hl_dask.shelves import Shelf
-from hl_dask.states import State
+from hl_dask.shelves import FileShelf, Shelf
+from hl_dask.states import Handed, State
 
 
 @dataclass(slots=True)
@@ -342,28 +343,73 @@ class ChunkRunner:
         Tree
             Partials of the reductions of the phase.
         """
-        work = self._work
-        with work.machine() as machine, np.errstate(**work.job.errstate):
-            machine.know(values)
-            return self._phase(machine, chunk, number, shelf, rows)
-
-    def _phase(
-        self, machine: Machine, chunk: int, number: int, shelf: Shelf, rows: ChunkRows | None
-    ) -> Tree:
-        program = self.program
-        segment = program.segments[number]
-        start, end = self.blocks.chunk(chunk)
-        kinds = {n: program.kind_of(n) for n in (*segment.uses, *segment.makes)}
+        kinds = self._kinds_of(number)
 
         def value(node: int, first: int, last: int) -> Any:
-            return shelf.rows(chunk, node, kinds[node], first, last, end - start)
+            return shelf.rows(chunk, node, kinds[node], first, last, self._rows_in(chunk))
 
-        made, partials = self._through(machine, chunk, segment, value, rows)
-        tree, keys = self._tree(), program.keys_of(segment.phase)
-        for block, partial in zip(self.blocks.blocks_of(chunk), partials, strict=True):
-            tree.add(block, {key: partial[key] for key in keys})
+        made, tree = self._phase(chunk, number, value, values, rows)
         shelf.put(chunk, made, kinds)
         return tree
+
+    def relay(
+        self,
+        chunk: int,
+        number: int,
+        before: Handed | FileShelf | None,
+        values: Mapping[int, Any],
+        rows: ChunkRows | None = None,
+    ) -> Handed:
+        """Run a phase of a chunk whose state goes from task to task.
+
+        Parameters
+        ----------
+        before : Handed, FileShelf or None
+            What the phase before has handed on, or where it has been stored; None for the first.
+        number, values, rows
+            As in :meth:`phase`.
+        """
+        kinds = self._kinds_of(number)
+
+        def value(node: int, first: int, last: int) -> Any:
+            if isinstance(before, FileShelf):
+                return before.rows(chunk, node, kinds[node], first, last, self._rows_in(chunk))
+            assert before is not None, f"node {node} of chunk {chunk} has not been handed on"
+            return self._slice(node, before.values[node], first, last)
+
+        made, tree = self._phase(chunk, number, value, values, rows)
+        keeps = self.program.segments[number].keeps
+        kept = {node: value(node, 0, self._rows_in(chunk)) for node in keeps}
+        return Handed(kept | made, tree)
+
+    def _rows_in(self, chunk: int) -> int:
+        start, end = self.blocks.chunk(chunk)
+        return end - start
+
+    def _kinds_of(self, number: int) -> dict[int, Meta]:
+        """Kinds of the values of the state that a segment has to do with."""
+        program = self.program
+        segment = program.segments[number]
+        nodes = (*segment.uses, *segment.makes, *segment.keeps)
+        return {node: program.kind_of(node) for node in nodes}
+
+    def _phase(
+        self,
+        chunk: int,
+        number: int,
+        value: Callable[[int, int, int], Any],
+        values: Mapping[int, Any],
+        rows: ChunkRows | None,
+    ) -> tuple[dict[int, Any], Tree]:
+        """What a phase makes of a chunk for those after it, and partials of its reductions."""
+        segment, work = self.program.segments[number], self._work
+        with work.machine() as machine, np.errstate(**work.job.errstate):
+            machine.know(values)
+            made, partials = self._through(machine, chunk, segment, value, rows)
+        tree, keys = self._tree(), self.program.keys_of(segment.phase)
+        for block, partial in zip(self.blocks.blocks_of(chunk), partials, strict=True):
+            tree.add(block, {key: partial[key] for key in keys})
+        return made, tree
 
     def _empty(self, node: int, rows: int) -> Any:
         dtype, shape, axis = self.program.kind_of(node)
@@ -392,7 +438,7 @@ def split_held(
 
 
 @contextlib.contextmanager
-def _sendable_errors() -> Iterator[None]:
+def sendable_errors() -> Iterator[None]:
     """Let errors of the library travel: without the user's exception where that cannot."""
     try:
         yield
@@ -407,7 +453,7 @@ def _sendable_errors() -> Iterator[None]:
 
 def run_chunk(runner: ChunkRunner, chunk: int, rows: ChunkRows | None = None) -> Tree:
     """A chunk task."""
-    with _sendable_errors():
+    with sendable_errors():
         return runner(chunk, rows)
 
 
@@ -419,7 +465,7 @@ def run_segment(
     rows: ChunkRows | None = None,
 ) -> State | Tree:
     """A task of one segment of a chunk."""
-    with _sendable_errors():
+    with sendable_errors():
         return runner.segment(chunk, number, state, rows)
 
 
@@ -432,5 +478,5 @@ def run_phase(
     rows: ChunkRows | None = None,
 ) -> Tree:
     """A task of one phase of a chunk."""
-    with _sendable_errors():
+    with sendable_errors():
         return runner.phase(chunk, number, shelf, values, rows)

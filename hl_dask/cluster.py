@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import dask
@@ -165,14 +166,41 @@ def _cannot_run(error: BaseException) -> SchedulerError:
 
 def run_on(client: Any, graph: Mapping[Any, Any], key: Any, *, progress: bool) -> Any:
     """Value of a key of a graph, computed by the workers of a client."""
-    future = client.get(dict(graph), [key], sync=False)[0]
+    return run_keeping(client, graph, key, (), progress=progress)[0]
+
+
+def run_keeping(
+    client: Any,
+    graph: Mapping[Any, Any],
+    key: Any,
+    kept: Iterable[Any],
+    *,
+    progress: bool,
+    wait: bool = False,
+) -> tuple[Any, dict[Any, Any]]:
+    """Value of a key of a graph, and futures of others that stay with the workers.
+
+    The graph may refer to keys of futures that are held, without having them.
+
+    Parameters
+    ----------
+    wait : bool
+        Whether the others have to be done as well.
+    """
+    kept = list(kept)
+    future, *others = client.get(dict(graph), [key, *kept], sync=False)
+    is_done = False
     try:
         if progress:
             from distributed import progress as bar  # noqa: PLC0415 - only when somebody watches
 
             with client.as_current():  # the bar asks for the scheduler of the default client
                 bar(future, notebook=False)  # type: ignore[no-untyped-call]
-        return future.result()
+        found = future.result()
+        if wait:
+            client.gather(others)
+        is_done = True
+        return found, dict(zip(kept, others, strict=True))
     except Exception as error:
         if type(error).__module__.partition(".")[0] != "distributed":
             raise
@@ -180,6 +208,8 @@ def run_on(client: Any, graph: Mapping[Any, Any], key: Any, *, progress: bool) -
     finally:
         # After an error or Ctrl-C nobody waits for the rest.
         future.cancel()
+        if not is_done:
+            client.cancel(others)
 
 
 def _lost(error: Exception) -> SchedulerError:
@@ -200,6 +230,27 @@ def _lost(error: Exception) -> SchedulerError:
         remedy="look at the logs of the workers; with more memory for each of them, or a smaller "
         "block_rows, there is more room; scheduler='synchronous' shows what ends the process",
     )
+
+
+def share_folder(client: Any, folder: str) -> bool:
+    """Whether all workers see a directory of this machine, and may write into it.
+
+    Raises
+    ------
+    OSError
+        When this process may not.
+    """
+    with tempfile.TemporaryDirectory(prefix="hl-dask-seen-", dir=folder) as seen:
+        found: dict[str, Any] = client.run(_can_write, seen, on_error="return")
+        return bool(found) and all(answer is True for answer in found.values())
+
+
+def _can_write(folder: str) -> bool:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def worker_peaks(client: Any) -> dict[str, int]:

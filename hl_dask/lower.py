@@ -96,7 +96,7 @@ def lower(runners: Sequence[ChunkRunner], name: str) -> tuple[dict[Any, Any], st
     _check_tasks(runners)
     graph: dict[Any, Any] = {}
     totals: list[str] = []
-    for runner, own in zip(runners, _names(len(runners), name), strict=True):
+    for runner, own in zip(runners, names_of(len(runners), name), strict=True):
         model = f"model-{own}"
         graph[model] = DataNode(model, runner)
         add = _add_segments if runner.program.segments else _add_chunk
@@ -104,15 +104,17 @@ def lower(runners: Sequence[ChunkRunner], name: str) -> tuple[dict[Any, Any], st
             add(graph, runner, TaskRef(model), chunk, own)
             for chunk in range(runner.blocks.n_chunks)
         ]
-        totals.append(_combined(graph, level, model, own))
-    return _joined(graph, totals, name)
+        totals.append(add_merges(graph, level, model, own))
+    return joined(graph, totals, name)
 
 
 def lower_phase(shares: Sequence[Share], name: str) -> tuple[dict[Any, Any], str]:
     """The Dask graph of one phase; as :func:`lower`."""
     graph: dict[Any, Any] = {}
     totals: list[str] = []
-    for (runner, number, shelf, values), own in zip(shares, _names(len(shares), name), strict=True):
+    for (runner, number, shelf, values), own in zip(
+        shares, names_of(len(shares), name), strict=True
+    ):
         model, before = f"model-{own}", f"totals-{own}"
         graph[model] = DataNode(model, runner)
         graph[before] = DataNode(before, (shelf, values))
@@ -123,16 +125,16 @@ def lower_phase(shares: Sequence[Share], name: str) -> tuple[dict[Any, Any], str
             rows = runner.rows_of(chunk, segment.columns)
             graph[key] = Task(key, _run_phase, TaskRef(model), TaskRef(before), chunk, number, rows)
             level.append(key)
-        totals.append(_combined(graph, level, model, own))
-    return _joined(graph, totals, name)
+        totals.append(add_merges(graph, level, model, own))
+    return joined(graph, totals, name)
 
 
-def _names(count: int, name: str) -> list[str]:
+def names_of(count: int, name: str) -> list[str]:
     """A suffix for the keys of each model; the dashboard parts keys at dashes."""
     return [name] if count == 1 else [f"{name}_{k}" for k in range(count)]
 
 
-def _joined(graph: dict[Any, Any], totals: list[str], name: str) -> tuple[dict[Any, Any], str]:
+def joined(graph: dict[Any, Any], totals: list[str], name: str) -> tuple[dict[Any, Any], str]:
     """Add a task that has the totals of all models, where there are several."""
     if len(totals) == 1:
         return graph, totals[0]
@@ -152,10 +154,20 @@ def _run_phase(
     return run_phase(runner, chunk, number, shelf, values, rows)
 
 
-def _combined(graph: dict[Any, Any], level: list[Any], model: str, name: str) -> str:
+def add_merges(graph: dict[Any, Any], level: list[Any], model: str, name: str) -> str:
     """Add the merges and the last task to a graph whose chunk tasks are there: its key."""
+    total = f"total-{name}"
+    (merged,) = merged_to(1, graph, level, model, name)
+    graph[total] = Task(total, finish, TaskRef(model), TaskRef(merged))
+    return total
+
+
+def merged_to(
+    most: int, graph: dict[Any, Any], level: list[Any], model: str, name: str
+) -> list[Any]:
+    """Add merges until so few trees are left: their keys."""
     depth = 0
-    while len(level) > 1:
+    while len(level) > most:
         above: list[Any] = []
         for k in range(0, len(level), MERGE):
             merged = (f"merge-{name}", depth, k // MERGE)
@@ -163,9 +175,7 @@ def _combined(graph: dict[Any, Any], level: list[Any], model: str, name: str) ->
             graph[merged] = Task(merged, merge, TaskRef(model), *children)
             above.append(merged)
         level, depth = above, depth + 1
-    total = f"total-{name}"
-    graph[total] = Task(total, finish, TaskRef(model), TaskRef(level[0]))
-    return total
+    return level
 
 
 def _check_tasks(runners: Sequence[ChunkRunner]) -> None:

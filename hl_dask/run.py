@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +25,16 @@ import numpy as np
 from hl_dask._dask_compat import progress_bar, run_here, run_threads
 from hl_dask.budget import Work, peak_bytes, processors
 from hl_dask.chunks import ChunkRunner
-from hl_dask.cluster import client_of, is_address, is_client, run_on, worker_peaks, workers_of
-from hl_dask.errors import PlanError, SchedulerError, UnsupportedError
+from hl_dask.cluster import (
+    client_of,
+    is_address,
+    is_client,
+    run_on,
+    share_folder,
+    worker_peaks,
+    workers_of,
+)
+from hl_dask.errors import PlanError, SchedulerError, StorageError, UnsupportedError
 from hl_dask.expr import POINT, REDUCTIONS, Graph
 from hl_dask.kernel import evaluate_global, portfolio_ancestors
 from hl_dask.lower import Share, lower, lower_phase
@@ -40,10 +49,12 @@ from hl_dask.planning import (
     reductions_of,
     roots_of,
     ways_of,
+    ways_on,
 )
 from hl_dask.points import ModelPoints
-from hl_dask.program import Program
+from hl_dask.program import BEFORE, Program
 from hl_dask.record import Recording
+from hl_dask.relay import Relay
 from hl_dask.replay import same_number
 from hl_dask.shelves import FileShelf, MemoryShelf, Shelf
 
@@ -243,7 +254,9 @@ class Projection:
         self.known: dict[int, Any] = {}
         self.checked: set[int] = set()  # guards whose guess was right
         self.shelves: list[Shelf] = []
+        self.relay: Relay | None = None
         self.way = Way()
+        self.is_shared: bool | None = None  # a directory that all workers see
         self.chunk_blocks: int | None = None
         self.barrier = False
         self.is_light = False
@@ -292,6 +305,7 @@ class Projection:
             self.is_light = bool(light) and len(light) < len(missing)
             missing = light if self.is_light else missing
         given = {node for shelf in self.shelves for node in shelf.nodes}
+        given |= self.relay.nodes if self.relay is not None else set()
         compiled = partial(
             programs_of,
             self.recordings,
@@ -307,8 +321,8 @@ class Projection:
             k: ChunkRunner.make(work.program, work.points, blocks, floating_errors(), at_once)
             for (k, work), blocks in zip(works.items(), fitted.cuts, strict=True)
         }
-        if _is_phased(runners) and not self.shelves:
-            self._open_shelves(list(works.values()), in_files=self.way.in_files)
+        if _is_phased(runners) and not self.shelves and self.relay is None:
+            self._open(list(works.values()), client)
         self.chunk_blocks = fitted.cuts[0].chunk_blocks
         stats = self.stats
         stats.workers, stats.estimate = fitted.workers, fitted.projected
@@ -321,17 +335,45 @@ class Projection:
         stats.plan_s += time.perf_counter() - started
         return runners
 
-    def _open_shelves(self, works: list[Work], *, in_files: bool) -> None:
+    def _shared(self, client: Any) -> bool:
+        """Whether all workers see the scratch directory; they have to where one is named."""
+        named = self.settings.scratch
+        try:
+            is_shared = share_folder(client, str(named or tempfile.gettempdir()))
+        except OSError as error:
+            msg = f"no scratch directory can be made: {error}"
+            raise StorageError(
+                msg, file=str(named or tempfile.gettempdir()), remedy="give another one: scratch="
+            ) from error
+        if named is not None and not is_shared:
+            msg = "not all workers see the scratch directory, or may write into it"
+            raise StorageError(
+                msg,
+                file=str(named),
+                remedy="name one that they do; without scratch= states stay with the workers",
+            )
+        return is_shared
+
+    def _open(self, works: list[Work], client: Any) -> None:
         """A place for the states of each model."""
         needed = sum(2 * work.program.state_row_bytes * work.rows for work in works)
-        for _ in self.points:
-            self.shelves.append(
-                FileShelf(self.settings.scratch, needed) if in_files else MemoryShelf()
-            )
 
-    def _close_shelves(self) -> None:
+        def in_files() -> FileShelf:
+            return FileShelf(self.settings.scratch, needed)
+
+        if not self.way.holders:
+            for _ in self.points:
+                self.shelves.append(in_files() if self.way.in_files else MemoryShelf())
+            return
+        stores = [in_files() for _ in self.points] if self.is_shared else []
+        self.relay = Relay(client, stores, progress=self._shows())
+
+    def _close(self) -> None:
         while self.shelves:
             self.shelves.pop().close()
+        if self.relay is not None:
+            self.relay.close()
+            self.relay = None
 
     def _light(self) -> list[int]:
         """Totals that became Python values and cost next to nothing: they are found out first.
@@ -360,9 +402,11 @@ class Projection:
             base_bytes = there.base_bytes
             # What is allowed is for all workers together.
             memory = there.limit_bytes if memory is None else parse_bytes(memory) // there.number
-            # Workers may come and go, and what they hold with them.
-            ways = [Way(in_files=True)]
-        if self.shelves:
+            if any(program.is_phased for program in programs(())) and self.is_shared is None:
+                self.is_shared = self._shared(client)
+            ways = ways_on(there.number, is_shared=bool(self.is_shared))
+        goes_on = bool(self.shelves) or self.relay is not None
+        if goes_on:
             ways = [self.way]
         return fit_programs(
             programs,
@@ -373,7 +417,7 @@ class Projection:
             memory=memory,
             most_workers=most,
             # States that are there already are of the chunks that there were.
-            chunk_blocks=self.chunk_blocks if self.shelves else settings.chunk_blocks,
+            chunk_blocks=self.chunk_blocks if goes_on else settings.chunk_blocks,
             base_bytes=base_bytes,
             # Nobody can hold some of the threads of a worker back from its tasks.
             all_workers=client is not None and settings.granularity != CHUNK,
@@ -389,6 +433,7 @@ class Projection:
             try:
                 if _is_phased(runners):
                     self._phases(runners, client)
+                    self.stats.passes += 1
                 else:
                     graph, key = lower(list(runners.values()), uuid.uuid4().hex[:12])
                     self.take_in(self._computed(graph, key, client))
@@ -405,37 +450,55 @@ class Projection:
 
     def _phases(self, runners: dict[int, ChunkRunner], client: Any) -> None:
         """Phase by phase, until all is known or a guess turns out wrong."""
-        recording = self.recording
-        for phase in range(max(runner.program.phases for runner in runners.values())):
-            shares: list[Share] = []
-            for k, runner in runners.items():
-                program, shelf = runner.program, self.shelves[k]
-                for number, segment in enumerate(program.segments):
-                    if segment.phase == phase:
-                        wanted = program.globals.get(phase, ())
-                        values = evaluate_global(
-                            recording.graph, wanted, self.known, recording.describe
-                        )
-                        kinds = {node: program.kind_of(node) for node in segment.makes}
-                        shelf.begin(segment.makes, segment.keeps, kinds)
-                        known = {node: values[node] for node in wanted}
-                        shares.append(Share(runner, number, shelf, known))
-            if not shares:
-                continue
-            graph, key = lower_phase(shares, uuid.uuid4().hex[:12])
-            found = self._computed(graph, key, client)
-            for share in shares:
-                share.shelf.finish()
+        left = sorted({s.phase for r in runners.values() for s in r.program.segments} - {BEFORE})
+        while left:
+            if self.relay is None:
+                count, found = 1, self._phase(runners, left[0], client)
+            else:
+                count = self.relay.batch(runners, one_by_one=bool(self._guessed()))
+                name = uuid.uuid4().hex[:12]
+                batch, is_last = left[:count], count >= len(left)
+                found = self.relay.run(runners, batch, self.known, name, is_last=is_last)
+                count = len(batch)
             self.known.update(found)
-            self.stats.phases += 1
+            self.stats.phases += count
+            del left[:count]
             if self.wrong_guards():
                 break
-        self.stats.passes += 1
+
+    def _guessed(self) -> list[int]:
+        """Guards whose guess has not been checked."""
+        return [node for node, _ in self.recording.guards if node not in self.checked]
+
+    def _phase(self, runners: dict[int, ChunkRunner], phase: int, client: Any) -> dict[int, Any]:
+        """A phase as a graph of its own, with states on shelves."""
+        recording = self.recording
+        shares: list[Share] = []
+        for k, runner in runners.items():
+            program, shelf = runner.program, self.shelves[k]
+            for number, segment in enumerate(program.segments):
+                if segment.phase == phase:
+                    wanted = program.globals.get(phase, ())
+                    values = evaluate_global(
+                        recording.graph, wanted, self.known, recording.describe
+                    )
+                    kinds = {node: program.kind_of(node) for node in segment.makes}
+                    shelf.begin(segment.makes, segment.keeps, kinds)
+                    known = {node: values[node] for node in wanted}
+                    shares.append(Share(runner, number, shelf, known))
+        graph, key = lower_phase(shares, uuid.uuid4().hex[:12])
+        found: dict[int, Any] = self._computed(graph, key, client)
+        for share in shares:
+            share.shelf.finish()
+        return found
+
+    def _shows(self) -> bool:
+        """Whether to show a progress bar."""
+        show = self.settings.progress
+        return bool(getattr(sys.stderr, "isatty", lambda: False)()) if show is None else show
 
     def _computed(self, graph: dict[Any, Any], key: str, client: Any) -> Any:
-        show = self.settings.progress
-        if show is None:
-            show = bool(getattr(sys.stderr, "isatty", lambda: False)())
+        show = self._shows()
         if client is not None:
             return run_on(client, graph, key, progress=show)
         with _progress(show):
@@ -499,7 +562,7 @@ class Projection:
                 if retraced > MOST_RETRACES + 2 * len(self.recording.guards):
                     raise self._endless()
         finally:
-            self._close_shelves()
+            self._close()
         recording = self.recording
         return evaluate_global(recording.graph, self.roots(), self.known, recording.describe)
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hl_dask._columns import TEXT_BYTES
-from hl_dask.aggregate import Partial
+from hl_dask.aggregate import Partial, Tree
 
 Array = NDArray[Any]
 _NUMBER_BYTES = 64
@@ -40,6 +40,30 @@ class State:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return State, (self.values, self.partials)
+
+
+class Handed:
+    """What a phase of a chunk hands on on a cluster; nothing of it is ever changed.
+
+    Parameters
+    ----------
+    values : dict of int to ndarray
+        Values by node that later phases need, of all rows of the chunk; arrays of their own.
+    tree : Tree
+        Partials of the reductions of the phase.
+    """
+
+    __slots__ = ("__weakref__", "tree", "values")
+
+    def __init__(self, values: dict[int, Array], tree: Tree) -> None:
+        self.values = values
+        self.tree = tree
+
+    def __sizeof__(self) -> int:
+        return object.__sizeof__(self) + sum(map(_size, self.values.values()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Handed, (self.values, self.tree)
 
 
 def _size(part: Any) -> int:

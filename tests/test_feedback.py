@@ -23,7 +23,9 @@ import pytest
 import hl_dask as hl
 from hl_dask import shelves
 from hl_dask.budget import resident_bytes
+from hl_dask.cluster import run_keeping
 from hl_dask.errors import FormulaError, MemoryBudgetError, StorageError
+from hl_dask.planning import Way
 from hl_dask.run import Projection
 from hl_dask.shelves import FileShelf, MemoryShelf
 from tests.random_feedback import Writer
@@ -601,22 +603,42 @@ def test_a_run_that_does_not_fit_even_with_files() -> None:
 # ---- on a cluster ------------------------------------------------------------------------------
 
 
-@pytest.mark.cluster
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_on_two_workers_one_of_which_is_killed(scratch: Path) -> None:
+CLUSTER = [
+    pytest.mark.cluster,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def marked(test: Any) -> Any:
+    for mark in CLUSTER:
+        test = mark(test)
+    return test
+
+
+@marked
+@pytest.mark.parametrize("place", ["stored", "not shared", "files"])
+def test_on_two_workers_one_of_which_is_killed(
+    place: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     distributed = pytest.importorskip("distributed")
     model = with_profits(policies(40_000))
     expected = bits(model.ExecuteActions(**OPTIONS))
     decides = Decides(data=policies(4_000), level=4_000 * 500.0)
     decided = bits(decides.ExecuteActions(20, block_rows=1_000))
+    if place == "not shared":
+        monkeypatch.setattr("hl_dask.run.share_folder", lambda *a: False)
+    if place == "files":
+        monkeypatch.setattr("hl_dask.run.ways_on", lambda *a, **k: [Way(in_files=True)])
     with (
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs="CRITICAL"
         ) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
-        options = {**OPTIONS, "scheduler": client, "scratch": scratch}
+        options = {**OPTIONS, "scheduler": client}
+        if place != "not shared":
+            options["scratch"] = scratch
         assert bits(model.ExecuteActions(chunk_blocks=5, **options)) == expected
         victim = next(iter(cluster.workers.values())).pid
 
@@ -628,5 +650,87 @@ def test_on_two_workers_one_of_which_is_killed(scratch: Path) -> None:
         thread.start()
         assert bits(model.ExecuteActions(chunk_blocks=1, **options)) == expected
         thread.join()
-        again = decides.ExecuteActions(20, block_rows=1_000, scheduler=client, scratch=scratch)
+        again = decides.ExecuteActions(
+            20, block_rows=1_000, scheduler=client, scratch=options.get("scratch")
+        )
         assert bits(again) == decided
+        assert again.stats.measured_bytes <= again.stats.projected_bytes
+
+
+@pytest.fixture(scope="module")
+def threads_of_one_worker() -> Iterator[Any]:
+    """A client of a worker in this process, whose parts can be patched."""
+    distributed = pytest.importorskip("distributed")
+    with distributed.Client(
+        processes=False,
+        n_workers=1,
+        threads_per_worker=2,
+        set_as_default=False,
+        dashboard_address=":0",
+        silence_logs="CRITICAL",
+    ) as client:
+        yield client
+
+
+@marked
+def test_states_that_are_handed_on(
+    threads_of_one_worker: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored every eight phases; and what goes wrong leaves nothing behind."""
+    model = with_profits(policies(ROWS))
+    expected = bits(model.ExecuteActions(**OPTIONS))
+    options = {**OPTIONS, "scheduler": threads_of_one_worker, "scratch": scratch}
+    stored: list[int] = []
+    put = FileShelf.put
+
+    def counted(shelf: Any, chunk: int, made: Any, kinds: Any) -> None:
+        stored.append(chunk)
+        put(shelf, chunk, made, kinds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileShelf, "put", counted)
+        assert bits(model.ExecuteActions(chunk_blocks=3, **options)) == expected
+    assert sorted(stored) == sorted([0, 1, 2] * (MONTHS // 8))
+
+    def full(shelf: Any, chunk: int, made: Any, kinds: Any) -> None:
+        msg = "the state of a chunk cannot be written: disk full"
+        raise StorageError(msg, remedy="free some")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileShelf, "put", full)
+        with pytest.raises(StorageError, match="disk full"):
+            model.ExecuteActions(**options)
+    graphs: list[int] = []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        graphs.append(1)
+        if len(graphs) == 3:
+            raise KeyboardInterrupt
+        return run_keeping(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hl_dask.relay.run_keeping", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model.ExecuteActions(**options)
+    model.earned = EARNED[:20]
+    with pytest.raises(FormulaError):
+        model.ExecuteActions(**options)
+    assert list(scratch.iterdir()) == []
+    model.earned = EARNED
+    assert bits(model.ExecuteActions(**options)) == expected
+
+
+@marked
+def test_a_scratch_directory_that_workers_do_not_see(
+    threads_of_one_worker: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = with_profits(policies(ROWS))
+    expected = bits(model.ExecuteActions(**OPTIONS))
+    options = {**OPTIONS, "scheduler": threads_of_one_worker}
+    with pytest.raises(StorageError, match="no scratch directory can be made"):
+        model.ExecuteActions(scratch=scratch / "gone", **options)
+    monkeypatch.setattr("hl_dask.cluster._can_write", lambda folder: False)
+    with pytest.raises(StorageError, match="not all workers see the scratch directory") as caught:
+        model.ExecuteActions(scratch=scratch, **options)
+    assert "stay with the workers" in (caught.value.remedy or "")
+    assert bits(model.ExecuteActions(**options)) == expected
