@@ -49,7 +49,8 @@ def phases_of(
     left: list[int] = []
     at = 0
     position = {op: k for k, op in enumerate(order)}
-    totals = [op for op in order if op in {total for ops in waits.values() for total in ops}]
+    waited_for = {total for ops in waits.values() for total in ops}
+    totals = [op for op in order if op in waited_for]
     for phase in range(last):
         needed = [op for op in totals if op not in found and due[op] <= phase]
         urgent = _with_reads(needed, reads, found)

@@ -358,7 +358,11 @@ def _needed(
             continue
         needed.append(node)
         while at < len(barriers) and barriers[at][0] < node:
-            passed |= barriers[at][1]
+            totals = barriers[at][1]
+            if totals:
+                # Totals that were traced after the barrier before wait for it themselves.
+                is_next = not at or min(totals) > barriers[at - 1][0]
+                passed = totals if is_next else passed | totals
             at += 1
         totals = passed.union(*(rests_on.get(a, NOTHING) for a in args[node] if a in rests_on))
         if totals and node not in given:
