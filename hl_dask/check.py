@@ -18,7 +18,8 @@ from hl_dask.program import compile_program
 from hl_dask.record import SAMPLE_ROWS, Recording, Subject, record
 from hl_dask.replay import ReportingSession, plain_view, run_before
 from hl_dask.report import run_formulas
-from hl_dask.run import Projection, Settings
+from hl_dask.run import Projection
+from hl_dask.settings import Settings
 
 COLUMNS = ["call", "plain", "replay", "difference"]
 

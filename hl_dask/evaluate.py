@@ -30,7 +30,7 @@ from hl_dask.partition import check_frame, places_of, recorded_columns
 from hl_dask.policies import Column, Known, Packed, columns_of, known_of, packed, unpacked
 from hl_dask.program import Program, compile_program
 from hl_dask.record import Recording, Subject, record
-from hl_dask.run import floating_errors
+from hl_dask.settings import floating_errors
 from hl_dask.values import from_template
 
 

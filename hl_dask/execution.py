@@ -23,15 +23,17 @@ from hl_dask.formula import Formula
 from hl_dask.lazy import LazyResult
 from hl_dask.parcel import environment
 from hl_dask.plan import ActionPlan
-from hl_dask.planning import Fit, build_plan, fit_programs, programs_of, ways_of
+from hl_dask.planning import build_plan, programs_of
 from hl_dask.points import ColumnSpec
 from hl_dask.program import Program
 from hl_dask.record import Recording, Subject, record_together
 from hl_dask.replay import releases, replay_whole
 from hl_dask.report import Report, in_order, summed
 from hl_dask.result import Result
-from hl_dask.run import Projection, RunStats, Settings, check_granularity, check_scheduler
+from hl_dask.run import Projection
+from hl_dask.settings import RunStats, Settings, check_granularity, check_scheduler
 from hl_dask.thresholds import Threshold, thresholds_of, warn_of_narrow
+from hl_dask.ways import Fit, fit_programs, ways_of
 
 
 @dataclass(frozen=True)

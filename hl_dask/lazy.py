@@ -19,7 +19,8 @@ from hl_dask import _dask_compat
 from hl_dask.budget import processors
 from hl_dask.errors import UnsupportedError
 from hl_dask.lower import label_of
-from hl_dask.run import SYNCHRONOUS, Projection, Settings
+from hl_dask.run import Projection
+from hl_dask.settings import SYNCHRONOUS, Settings
 
 
 class LazyResult(DaskMethodsMixin):

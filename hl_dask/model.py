@@ -40,7 +40,7 @@ from hl_dask.report import (
     unreported,
 )
 from hl_dask.result import Result, tabulate, tabulate_values
-from hl_dask.run import Settings
+from hl_dask.settings import Settings
 
 
 class Model(Instance, framework=True):
@@ -269,8 +269,8 @@ class Model(Instance, framework=True):
             call, so that drawings and the dashboard show the action list. Does not change results.
         scratch : str or Path, optional
             Directory for what chunks keep between phases, where totals over all policies decide
-            what comes next and memory has no room; all workers of a cluster have to see it. By
-            default the directory for temporary files.
+            what comes next and memory has no room; all workers of a cluster have to see one that
+            is named. By default the directory for temporary files.
         progress : bool, optional
             Show a progress bar; by default when a terminal watches.
         compute : bool

@@ -26,7 +26,7 @@ from hl_dask.model import Model, run_models
 from hl_dask.plan import ActionPlan
 from hl_dask.report import check_proj_len
 from hl_dask.result import Result
-from hl_dask.run import RunStats, Settings
+from hl_dask.settings import RunStats, Settings
 
 Outputs = Mapping[str, Sequence[str] | None]
 

@@ -20,7 +20,7 @@ from hl_dask.memory import size_text
 from hl_dask.periods import roll_up
 from hl_dask.plan import ActionPlan
 from hl_dask.report import Report, by_call
-from hl_dask.run import RunStats
+from hl_dask.settings import RunStats
 from hl_dask.storage import write_together, write_whole
 from hl_dask.thresholds import Threshold
 

@@ -25,9 +25,9 @@ from hl_dask import shelves
 from hl_dask.budget import resident_bytes
 from hl_dask.cluster import run_keeping
 from hl_dask.errors import FormulaError, MemoryBudgetError, StorageError
-from hl_dask.planning import Way
 from hl_dask.run import Projection
 from hl_dask.shelves import FileShelf, MemoryShelf
+from hl_dask.ways import Way
 from tests.random_feedback import Writer
 from tests.test_zoo import bits
 
