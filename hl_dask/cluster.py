@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -188,7 +189,10 @@ def run_keeping(
         Whether the others have to be done as well.
     """
     kept = list(kept)
-    future, *others = client.get(dict(graph), [key, *kept], sync=False)
+    with warnings.catch_warnings():
+        # Rows that are in memory have to travel, and they are cut up for it.
+        warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
+        future, *others = client.get(dict(graph), [key, *kept], sync=False)
     is_done = False
     try:
         if progress:
