@@ -40,8 +40,6 @@ class PortfolioResult(Mapping[str, Result]):
         A row for each t, columns ``(model, formula, argument, ...)``.
     values : dict
         Reported formulas without t, by ``(model, formula)``.
-    thresholds : DataFrame
-        See :attr:`hl_dask.Result.thresholds`; with the model.
     stats : RunStats
         Time, memory, chunks, of all models together.
     """
