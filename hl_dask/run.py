@@ -227,6 +227,7 @@ class Projection:
         def in_files() -> FileShelf:
             return FileShelf(self.settings.scratch, needed)
 
+        self.stats.states = self.way.place
         if not self.way.holders:
             for _ in self.points:
                 self.shelves.append(in_files() if self.way.in_files else MemoryShelf())

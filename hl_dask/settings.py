@@ -64,6 +64,9 @@ class RunStats:
     projected_bytes, measured_bytes, allowed_bytes : int
         Projected and measured peak of resident memory of the process, and what was allowed; on a
         cluster of the worker with the highest peak.
+    states : str
+        Where chunks kept what they needed between phases: ``memory``, ``files``, ``workers`` or
+        ``workers, spilled``; empty when there was nothing to keep.
     worker_peaks : dict of str to int
         On a cluster, the highest resident memory of each worker by address.
     """
@@ -85,6 +88,7 @@ class RunStats:
     allowed_bytes: int = 0
     estimate: MemoryEstimate | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    states: str = ""
     worker_peaks: dict[str, int] = field(default_factory=dict)
 
 

@@ -43,6 +43,13 @@ class Way(NamedTuple):
     spills: bool = False
     share: float = 1.0
 
+    @property
+    def place(self) -> str:
+        """Where states are, in a word."""
+        if self.holders:
+            return "workers, spilled" if self.spills else "workers"
+        return "files" if self.in_files else "memory"
+
 
 def ways_on(number: int, *, is_shared: bool) -> list[Way]:
     """Ways on a cluster of so many workers, the fastest first.

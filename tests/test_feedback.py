@@ -27,7 +27,7 @@ from hl_dask.cluster import run_keeping
 from hl_dask.errors import FormulaError, MemoryBudgetError, StorageError
 from hl_dask.run import Projection
 from hl_dask.shelves import FileShelf, MemoryShelf
-from hl_dask.ways import Way
+from hl_dask.ways import Way, ways_on
 from tests.random_feedback import Writer
 from tests.test_zoo import bits
 
@@ -132,6 +132,7 @@ def test_the_numbers_of_straight_numpy(tmp_path: Path) -> None:
             assert bits(result) == first
     assert result.stats.phases == MONTHS + 1
     assert result.stats.passes == 1
+    assert result.stats.states == "memory"
 
 
 def test_states_in_files_are_removed(in_files: None, tmp_path: Path) -> None:
@@ -141,6 +142,7 @@ def test_states_in_files_are_removed(in_files: None, tmp_path: Path) -> None:
     expected = by_hand(policies(ROWS))
     np.testing.assert_allclose(result.df_agg["assets"], expected["assets"], rtol=1e-12)
     assert list(tmp_path.iterdir()) == []
+    assert result.stats.states == "files"
 
 
 def test_memory_and_files_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -648,7 +650,9 @@ def test_on_two_workers_one_of_which_is_killed(
 
         thread = threading.Thread(target=meanwhile)
         thread.start()
-        assert bits(model.ExecuteActions(chunk_blocks=1, **options)) == expected
+        result = model.ExecuteActions(chunk_blocks=1, **options)
+        assert bits(result) == expected
+        assert result.stats.states == ("files" if place == "files" else "workers")
         thread.join()
         again = decides.ExecuteActions(
             20, block_rows=1_000, scheduler=client, scratch=options.get("scratch")
@@ -734,3 +738,11 @@ def test_a_scratch_directory_that_workers_do_not_see(
         model.ExecuteActions(scratch=scratch, **options)
     assert "stay with the workers" in (caught.value.remedy or "")
     assert bits(model.ExecuteActions(**options)) == expected
+    # Workers without room for all states keep what they can, up to what they are allowed.
+    spilling = ways_on(1, is_shared=False)[1:]
+    assert [way.place for way in spilling] == ["workers, spilled"]
+    monkeypatch.setattr("hl_dask.run.ways_on", lambda *a, **k: spilling)
+    result = model.ExecuteActions(memory="4GB", **options)
+    assert bits(result) == expected
+    assert result.stats.states == "workers, spilled"
+    assert result.stats.estimate.total_bytes == result.stats.allowed_bytes == 4_000_000_000
