@@ -350,13 +350,13 @@ def test_plans_and_what_they_say() -> None:
     plans = book.GenerateActions(5)
     assert list(plans) == ["a", "b"]
     assert "portfolio.total('assets', (3,))" in {call.call for call in plans["a"].calls}
-    text = book.explain(memory="900MB")
+    text = book.explain(memory="16GB")
     assert "a: Fund: t = 0..5" in text
     assert "3,000 policies" in text
     assert "1,700 policies" in text
     assert "6 phases: totals over all policies decide what comes next" in text
     assert "in memory" in text
-    assert "of 900.0 MB allowed" in plans["a"].explain(rows=10_000, memory="900MB")
+    assert "of 16.0 GB allowed" in plans["a"].explain(rows=10_000, memory="16GB")
     assert "refused:" in book.explain(memory="1MB")
     with pytest.raises(PlanError, match="of 'a' within a portfolio"):
         _ = plans["a"].evaluate
