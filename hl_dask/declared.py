@@ -160,6 +160,10 @@ class JoinedPoints(ModelPoints):
         """Names of the columns of the data; declared attributes are reached by their own names."""
         return self._data.columns
 
+    def loaded(self, columns: Sequence[str] | None = None) -> ModelPoints:
+        """See :class:`~hl_dask.ModelPoints`."""
+        return JoinedPoints(self._data.loaded(columns), self._declared)
+
     def _split(self, columns: Sequence[str]) -> tuple[list[str], list[str]]:
         own = [c for c in columns if c not in self._declared.columns]
         return own, [c for c in columns if c in self._declared.columns]

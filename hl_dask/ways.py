@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from hl_dask.budget import Fitted, Work, allowed_bytes, fit
 from hl_dask.chunks import split_held
+from hl_dask.declared import all_columns
 from hl_dask.errors import MemoryBudgetError
 from hl_dask.points import ModelPoints
 from hl_dask.program import Program
@@ -73,8 +74,9 @@ def ways_of(points: Sequence[ModelPoints | None]) -> list[Way]:
     To load a column that is in memory costs next to nothing, to decode it from a file anew in each
     phase less than to keep a larger state in files.
     """
-    held = [frozenset(split_held(p, list(p.columns))[0]) if p else frozenset() for p in points]
-    every = [frozenset(p.columns if p else ()) for p in points]
+    names = [[] if p is None else list(all_columns(p)) for p in points]
+    held = [frozenset(split_held(p, n)[0]) for p, n in zip(points, names, strict=True)]
+    every = list(map(frozenset, names))
     ways = [Way(tuple(held)), Way(tuple(every)), Way(tuple(held), in_files=True)]
     return ways if held != every else [ways[0], ways[2]]
 

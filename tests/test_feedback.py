@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import hl_dask as hl
@@ -242,6 +244,56 @@ def test_groups_that_are_refused(group: Any, groups: Any, message: str) -> None:
     with pytest.raises(hl.errors.ModelError, match=message) as caught:
         hl.total_by(group, np.ones(2), groups)
     assert caught.value.remedy
+
+
+class AnyKind(hl.Model):
+    """Columns of all kinds, and a declared attribute, which every phase reads."""
+
+    model_points = ("initial",)
+
+    def value(self, t):
+        if t == 0:
+            return self.initial * 1.0
+        grown = self.value(t - 1) * self.rate(t - 1) + self.data["wide"][:, t % 3]
+        member = np.where(self.data["flag"], 1.0, 0.5) + (self.data["fund"] == "mixed")
+        days = (np.datetime64("2026-01-01") - self.data["born"]) / np.timedelta64(1, "D")
+        return grown * member + days * 1e-4 + self.initial * 0.1
+
+    @hl.agg(None)
+    def rate(self, t):
+        return 1.0 + np.tanh(self.value(t).mean() * 1e-3)
+
+
+def test_columns_of_any_kind_are_loaded_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    rows, months = 1_500, 6
+    born = np.datetime64("1970-01-01") + rng.integers(0, 9_000, rows).astype("m8[D]")
+    plain = {
+        "flag": rng.random(rows) > 0.5,
+        "fund": rng.choice(["bonds", "mixed"], rows),
+        "born": born,
+    }
+    wide, initial = rng.random((rows, 3)), rng.random(rows)
+    value = initial.copy()
+    expected = [value.sum()]
+    for t in range(1, months + 1):
+        member = np.where(plain["flag"], 1.0, 0.5) + (plain["fund"] == "mixed")
+        days = (np.datetime64("2026-01-01") - born) / np.timedelta64(1, "D")
+        grown = value * (1.0 + np.tanh(value.mean() * 1e-3)) + wide[:, t % 3]
+        value = grown * member + days * 1e-4 + initial * 0.1
+        expected.append(value.sum())
+    table = pa.table({**plain, "wide": pa.FixedSizeListArray.from_arrays(wide.ravel(), 3)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=400)
+    found = set()
+    for data in ({**plain, "wide": wide}, str(tmp_path / "a.parquet")):
+        model = AnyKind(data=data, initial=initial)
+        model.RunModel(months)
+        np.testing.assert_allclose(model.df_agg["value"], expected, rtol=1e-12)
+        for chunk_blocks in (1, 3, 50):
+            result = model.ExecuteActions(months, block_rows=200, chunk_blocks=chunk_blocks)
+            np.testing.assert_allclose(result.df_agg["value"], expected, rtol=1e-12)
+            found.add(bits(result))
+    assert len(found) == 1
 
 
 # ---- random models -----------------------------------------------------------------------------
