@@ -16,7 +16,7 @@ import numpy as np
 from hl_dask.aggregate import Aggregate
 from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
 from hl_dask.expr import Op
-from hl_dask.formula import DEFAULT, Formula
+from hl_dask.formula import DEFAULT, Formula, running
 from hl_dask.liveness import last_use
 from hl_dask.report import (
     AGGREGATES,
@@ -175,7 +175,8 @@ def _output_of(wanted: Wanted, session: TraceSession, number: int, proj_len: int
     tracer = session.tracer
     outer, tracer.notes = tracer.notes, Notes(call)
     try:
-        return _output(session, call, function, explicit=call.formula.agg is not DEFAULT)
+        with running(None):
+            return _output(session, call, function, explicit=call.formula.agg is not DEFAULT)
     finally:
         if tracer.notes.asked_rows:
             outer.asked_rows = True

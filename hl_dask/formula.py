@@ -7,8 +7,9 @@ that block. The wrapper on the class is the same for all.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
@@ -52,6 +53,16 @@ RUNNING: ContextVar[Any] = ContextVar("running model", default=None)
 ROLLUPS = ("sum", "first", "last", "mean", "min", "max")
 """What may become of the months of a period."""
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+@contextlib.contextmanager
+def running(model: Any) -> Iterator[None]:
+    """While code of the user's runs that is no formula: of a model, or of none (an aggregate)."""
+    token = RUNNING.set(model)
+    try:
+        yield
+    finally:
+        RUNNING.reset(token)
 
 
 def agg(function: Callable[..., Any] | None) -> Callable[[F], F]:

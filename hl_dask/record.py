@@ -25,7 +25,7 @@ from hl_dask.errors import FormulaError, HlDaskError, RowMixingError
 from hl_dask.expr import Graph
 from hl_dask.fingerprint import mentions
 from hl_dask.follow import First, Output, Second
-from hl_dask.formula import OWN_STATE, BoundFormula, Formula
+from hl_dask.formula import OWN_STATE, BoundFormula, Formula, running
 from hl_dask.members import link
 from hl_dask.points import ModelPoints
 from hl_dask.reach import Reach
@@ -506,7 +506,8 @@ def _before_run(session: TraceSession, instance: Any) -> None:
     notes = session.tracer.notes
     session.frames.append(Call(BEFORE, ()))
     try:
-        instance.BeforeRun()
+        with running(instance):
+            instance.BeforeRun()
         reason = notes.escapes[0] if notes.escapes else None
         if notes.failures:
             raise notes.failures[0]

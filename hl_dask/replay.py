@@ -13,7 +13,7 @@ import numpy as np
 
 from hl_dask.dataview import DataView
 from hl_dask.errors import FormulaError, HlDaskError
-from hl_dask.formula import DEFAULT, Formula, call_text
+from hl_dask.formula import DEFAULT, Formula, call_text, running
 from hl_dask.liveness import last_use
 from hl_dask.members import link
 from hl_dask.points import ModelPoints
@@ -79,13 +79,14 @@ class ReportingSession(PlainSession):
             and (formula, key) not in self.reports
             and reported(formula, key, self.proj_len)
         ):
-            self.reports[formula, key] = aggregate_value(
-                function,
-                value,
-                self.rows,
-                call_text(formula.name, key),
-                explicit=formula.agg is not DEFAULT,
-            )
+            with running(None):
+                self.reports[formula, key] = aggregate_value(
+                    function,
+                    value,
+                    self.rows,
+                    call_text(formula.name, key),
+                    explicit=formula.agg is not DEFAULT,
+                )
         for other, dead in self.release.get((formula, key), ()):
             self.memo.get(other, {}).pop(dead, None)
         return value
@@ -148,7 +149,8 @@ def run_before(session: PlainSession, instance: Any) -> None:
     session.setting_up = True
     if hasattr(instance, "BeforeRun"):
         try:
-            instance.BeforeRun()
+            with running(instance):
+                instance.BeforeRun()
         except HlDaskError as error:
             error.formula = error.formula or "BeforeRun"
             raise

@@ -185,7 +185,8 @@ def aggregate_value(
         raise not_summable(array.dtype, text)
     try:
         return function(array)
-    except HlDaskError:
+    except HlDaskError as error:
+        error.formula = error.formula or text
         raise
     except Exception as error:
         raise aggregate_failed(function, error, text) from error

@@ -296,6 +296,39 @@ def test_columns_of_any_kind_are_loaded_again(tmp_path: Path) -> None:
     assert len(found) == 1
 
 
+def test_a_column_is_named_where_a_model_is_at_work() -> None:
+    class Early(hl.Model):
+        def BeforeRun(self):
+            self.total = hl.total_by("fund", self.data["x"])
+
+        def share(self, t):
+            return self.helped() / self.total
+
+        def _x(self):
+            return hl.total_by("fund", self.data["x"]) * 0 + self.data["x"]
+
+        @hl.agg(None)
+        def helped(self):
+            return self._x()
+
+    data = {"x": np.arange(1.0, 901.0), "fund": np.array(["a", "b", "b"] * 300)}
+    model = Early(data=data)
+    model.RunModel(0)
+    assert model.df_agg["share"][0] == pytest.approx(2.0)
+    assert model.ExecuteActions(0, block_rows=100).df_agg["share"][0] == pytest.approx(2.0)
+
+    class InAggregate(hl.Model):
+        @hl.agg(lambda values: hl.total_by("fund", values).max())
+        def x(self, t):
+            return self.data["x"]
+
+    # An aggregate has the values only, whatever model has asked for the formula.
+    for run in (InAggregate(data=data).RunModel, InAggregate(data=data).ExecuteActions):
+        with pytest.raises(hl.errors.ModelError, match="no formula is running") as caught:
+            run(0)
+        assert caught.value.formula == "x(0)"
+
+
 # ---- random models -----------------------------------------------------------------------------
 
 
