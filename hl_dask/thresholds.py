@@ -64,7 +64,7 @@ def thresholds_of(
         Values of the reductions.
     """
     graph, describe = recordings[0].graph, recordings[0].describe
-    number = {id(call): k for k, recording in enumerate(recordings) for call in recording.calls}
+    number = {recording.member: k for k, recording in enumerate(recordings)}
     found: list[list[Threshold]] = [[] for _ in recordings]
     nodes = [n for n in graph.ancestors(roots_of(recordings)) if _compares(graph, n)]
     nodes = [n for n in nodes if _is_known(graph, n, known)]
@@ -79,7 +79,7 @@ def thresholds_of(
         if nearest is not None:
             sign = COMPARISONS[graph.ops[node].static]
             one, other, margin = nearest
-            found[number.get(id(owner), 0)].append(
+            found[number.get(getattr(owner, "member", None), 0)].append(
                 Threshold(describe(owner), one, sign, other, margin)
             )
     return found

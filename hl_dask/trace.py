@@ -70,6 +70,8 @@ class Call:
         Columns that it read while it was evaluated on plain arrays.
     value : object
         The value as formulas see it: traced arrays within.
+    member : str or None
+        Name of its model in the portfolio.
     """
 
     formula: Formula
@@ -78,6 +80,7 @@ class Call:
     columns: dict[str, None] = field(default_factory=dict)
     value: Any = None
     opaque: str | None = None
+    member: str | None = None
 
     @property
     def text(self) -> str:
@@ -250,7 +253,7 @@ class TraceSession:
 
     def _evaluate(self, frame: tuple[Formula, tuple[Any, ...]]) -> int:
         self.stack.push(*frame)
-        call = Call(*frame)
+        call = Call(*frame, member=self.tracer.member)
         call_id = len(self.calls)
         self.calls.append(call)
         tracer = self.tracer

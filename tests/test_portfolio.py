@@ -178,6 +178,28 @@ def test_totals_of_all_models_as_python_values(level: float) -> None:
         assets = [x * (1 + rate) for x in assets]
 
 
+class Watches(Fund):
+    """Conditions of both models on totals of their own, with a retrace for each of them."""
+
+    @hl.agg(None)
+    def rate(self, t):
+        if self.assets(t).max() > self.level:
+            return 0.0
+        return 0.01 + float(self.portfolio.total("assets", t)) * 1e-9
+
+
+def test_thresholds_belong_to_their_models() -> None:
+    book = two(Watches, level=9.5)
+    result = check(book, 5)
+    found = result.thresholds
+    assert list(found.columns) == ["model", "call", "left", "comparison", "right", "margin"]
+    for name, scale, seed, rows in (("a", 1.0, 1, 3_000), ("b", 3.0, 2, 1_700)):
+        own = found[found["model"] == name]
+        assert list(own["call"]) == [f"rate({t})" for t in range(5)]
+        assert own["left"].iloc[0] == pytest.approx(scale * numbers(rows, seed)["x"].max())
+        assert result[name].thresholds["left"].tolist() == own["left"].tolist()
+
+
 def test_a_model_without_policies() -> None:
     models = {"market": Market(first=0.5), "policies": Follows(data=numbers(2_000, 1))}
     result = check(hl.Portfolio(models), 4)
