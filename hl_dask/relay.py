@@ -100,13 +100,14 @@ class Relay:
         """
         self._since += len(phases)
         graph, total, held = self._lowered(runners, phases, known, name)
-        # What a model has left in files, or has not touched in these phases, is there already.
-        left = {} if is_last else {w: f for w, f in self._futures.items() if w[0] in runners}
-        kept = {} if is_last else {w: key for w, key in held.items() if key in graph}
-        kept = {w: key for w, key in kept.items() if not isinstance(key, str)}
-        is_stored = bool(self.shelves) and self._since >= STORED_EVERY
+        fresh = {w: key for w, key in held.items() if key in graph and not isinstance(key, str)}
+        # What these phases have not touched is there still, if only a later recording wants it.
+        left = {w: future for w, future in self._futures.items() if w not in fresh}
+        kept = {} if is_last else fresh
+        is_stored = bool(self.shelves) and self._since >= STORED_EVERY and not is_last
         if is_stored:
-            kept = self._stored(graph, runners, {w: f.key for w, f in left.items()} | kept)
+            metas = next(iter(runners.values())).program.graph.metas
+            kept = self._stored(graph, metas, {w: f.key for w, f in left.items()} | kept)
         found, futures = run_keeping(
             self.client,
             graph,
@@ -115,15 +116,14 @@ class Relay:
             progress=self.progress,
             wait=is_stored,
         )
-        touched = {k for k, _ in kept}
+        self._in_files -= {k for k, _ in fresh}
         if is_stored:
             self._since, self._futures = 0, {}
-            for k in touched:
+            for k in {k for k, _ in kept}:
                 self.shelves[k].finish()
-            self._in_files |= touched
+                self._in_files.add(k)
         else:
             self._futures = left | {w: futures[key] for w, key in kept.items()}
-            self._in_files -= touched
         values: Values = found.found
         return values
 
@@ -185,23 +185,19 @@ class Relay:
         return graph, totals, held
 
     def _stored(
-        self,
-        graph: dict[Any, Any],
-        runners: Mapping[int, ChunkRunner],
-        kept: dict[tuple[int, int], Any],
+        self, graph: dict[Any, Any], metas: Sequence[Meta], kept: dict[tuple[int, int], Any]
     ) -> dict[tuple[int, int], Any]:
         """Add tasks that store the states, to have these instead."""
-        kinds: dict[int, dict[int, Meta]] = {}
+        shelves: dict[int, tuple[str, dict[int, Meta]]] = {}
         stored: dict[tuple[int, int], Any] = {}
         for (k, chunk), key in kept.items():
-            if k not in kinds:
-                program = runners[k].program
-                kinds[k] = {node: program.kind_of(node) for node in self._nodes[k]}
-                self.shelves[k].begin(self._nodes[k], (), kinds[k])
-                graph[f"shelf-{k}-{key[0]}"] = DataNode(f"shelf-{k}-{key[0]}", self.shelves[k])
+            if k not in shelves:
+                shelves[k] = f"shelf-{k}-{key[0]}", {n: metas[n] for n in self._nodes[k]}
+                self.shelves[k].begin(self._nodes[k], (), shelves[k][1])
+                graph[shelves[k][0]] = DataNode(shelves[k][0], self.shelves[k])
+            shelf, kinds = shelves[k]
             task = (f"store-{k}-{key[0]}", chunk)
-            shelf = TaskRef(f"shelf-{k}-{key[0]}")
-            graph[task] = Task(task, _store, shelf, chunk, TaskRef(key), kinds[k])
+            graph[task] = Task(task, _store, TaskRef(shelf), chunk, TaskRef(key), kinds)
             stored[k, chunk] = task
         return stored
 
