@@ -379,7 +379,10 @@ class ChunkRunner:
 
         made, tree = self._phase(chunk, number, value, values, rows)
         keeps = self.program.segments[number].keeps
-        kept = {node: value(node, 0, self._rows_in(chunk)) for node in keeps}
+        if isinstance(before, Handed):
+            kept = {node: before.values[node] for node in keeps}
+        else:
+            kept = {node: value(node, 0, self._rows_in(chunk)) for node in keeps}
         return Handed(kept | made, tree)
 
     def _rows_in(self, chunk: int) -> int:

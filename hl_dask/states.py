@@ -56,6 +56,8 @@ class Handed:
     __slots__ = ("__weakref__", "tree", "values")
 
     def __init__(self, values: dict[int, Array], tree: Tree) -> None:
+        for value in values.values():
+            value.setflags(write=False)
         self.values = values
         self.tree = tree
 

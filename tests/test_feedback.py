@@ -25,6 +25,7 @@ import pytest
 import hl_dask as hl
 from hl_dask import shelves
 from hl_dask.budget import resident_bytes
+from hl_dask.chunks import ChunkRunner
 from hl_dask.cluster import run_keeping
 from hl_dask.errors import FormulaError, MemoryBudgetError, StorageError
 from hl_dask.run import Projection
@@ -780,6 +781,20 @@ def test_states_that_are_handed_on(
         patch.setattr(FileShelf, "put", counted)
         assert bits(model.ExecuteActions(chunk_blocks=3, **options)) == expected
     assert sorted(stored) == sorted([0, 1, 2] * (MONTHS // 8))
+    handed: list[Any] = []
+    relay = ChunkRunner.relay
+
+    def noted(*args: Any) -> Any:
+        handed.append(relay(*args))
+        return handed[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkRunner, "relay", noted)
+        model.ExecuteActions(chunk_blocks=3, **options)
+    for state in handed:
+        arrays = list(state.values.values())
+        assert all(not array.flags.writeable and array.flags.owndata for array in arrays)
+        assert 0 <= sys.getsizeof(state) - sum(array.nbytes for array in arrays) < 200
 
     def full(shelf: Any, chunk: int, made: Any, kinds: Any) -> None:
         msg = "the state of a chunk cannot be written: disk full"
