@@ -110,11 +110,13 @@ class Portfolio(Mapping[str, Model]):
 
     Examples
     --------
-    >>> class Share(Model):
+    >>> import numpy as np
+    >>> import hl_dask as hl
+    >>> class Share(hl.Model):
     ...     def assets(self, t):
     ...         return self.data["assets"] * 1.01**t
     ...
-    ...     @agg(None)
+    ...     @hl.agg(None)
     ...     def share(self, t):
     ...         return self.assets(t) / self.portfolio.total("assets", t)
     ...
@@ -122,7 +124,7 @@ class Portfolio(Mapping[str, Model]):
     ...         return self.share(t).sum()
     >>> one = Share(data={"assets": np.array([10.0, 20.0])})
     >>> other = Share(data={"assets": np.array([70.0])})
-    >>> book = Portfolio({"one": one, "other": other})
+    >>> book = hl.Portfolio({"one": one, "other": other})
     >>> book.RunModel(0)
     >>> book.df_agg["one"]["shares"].round(9).tolist()
     [0.3]

@@ -842,7 +842,7 @@ def test_a_scratch_directory_that_workers_do_not_see(
     spilling = ways_on(1, is_shared=False)[1:]
     assert [way.place for way in spilling] == ["workers, spilled"]
     monkeypatch.setattr("hl_dask.run.ways_on", lambda *a, **k: spilling)
-    result = model.ExecuteActions(memory="4GB", **options)
+    result = model.ExecuteActions(memory="16GB", **options)
     assert bits(result) == expected
     assert result.stats.states == "workers, spilled"
-    assert result.stats.estimate.total_bytes == result.stats.allowed_bytes == 4_000_000_000
+    assert result.stats.estimate.total_bytes == result.stats.allowed_bytes == 16_000_000_000
